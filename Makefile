@@ -33,7 +33,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool demo-survive test test-fast test-long test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
+.PHONY: help docs demo demo-pool demo-survive test test-fast test-long test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-web bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -66,6 +66,7 @@ help:
 	@echo "make greed         what greedy clients cost those of another tenant (GREED=--short; '--only CASE' for some)"
 	@echo "make bench-training  a step of training PyTorch modules beside eager torch (ONLY='resnet gpt' for some)"
 	@echo "make bench-llm     figures of language models beside llama.cpp (ONLY='llm-...' for some)"
+	@echo "make bench-web     what the dashboard costs a daemon, and its page in a browser"
 	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU, beside the CPU and under compute-sanitizer (GPU_PYTHON=python3, OUT=dist/gpu)"
@@ -215,10 +216,10 @@ bench-quick: $(VENV)/.bench
 	$(BIN)/heliograph warmup
 	$(BIN)/python tests/bench/run.py --quick $(if $(BENCH_JSON),--json $(BENCH_JSON))
 
-# As many times eight minutes as there are rounds, on a machine that does nothing else.
+# As many times a quarter of an hour as there are rounds, on a machine that does nothing else.
 figures: $(VENV)/.bench wheel
 	$(BIN)/heliograph warmup
-	$(BIN)/python tests/bench/run.py --rounds $(or $(ROUNDS),3) $(if $(ONLY),--only $(ONLY)) --json dist/figures.json
+	$(BIN)/python tests/bench/run.py --all --rounds $(or $(ROUNDS),3) $(if $(ONLY),--only $(ONLY)) --json dist/figures.json
 	$(BIN)/python tests/bench/report.py dist/figures.json
 
 # Torch is no peer of the other figures, so its environment is that of test-torch. A minute, and once the installation.
@@ -229,6 +230,10 @@ bench-training: .venv-torch/.torch
 bench-llm: $(VENV)/.bench
 	$(BIN)/heliograph warmup
 	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'llm*') $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+bench-web: $(VENV)/.bench
+	$(BIN)/heliograph warmup
+	$(BIN)/python tests/bench/run.py --only $(or $(ONLY),'web*') $(if $(BENCH_JSON),--json $(BENCH_JSON))
 
 bench-pool: $(VENV)/.bench
 	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'pool-*') $(if $(BENCH_JSON),--json $(BENCH_JSON))

@@ -23,7 +23,7 @@ from peer_process import PEER_PYTHON, PeerProcess
 import heliograph as hg
 import heliograph.onnx
 
-ROUNDS, RUNS, LAYER_BAR = 3, 5, 1.5
+ROUNDS, RUNS, LAYER_BAR = 3, 3, 1.5
 #: Layers in a row, so that what a run takes beside them counts little: 0.15 ms of CPU time, as much
 #: as six of the smallest depthwise ones.
 REPEATS, DEPTHWISE_REPEATS = 16, 128
@@ -120,7 +120,7 @@ def _only(found: dict[str, Any]) -> np.ndarray:
     return np.asarray(value)
 
 
-def cpu_seconds(call: Callable[[], object], runs: int, warmup: int = 2) -> list[float]:
+def cpu_seconds(call: Callable[[], object], runs: int, warmup: int = 1) -> list[float]:
     """Return the CPU time of each of `runs` calls."""
     for _ in range(warmup):
         call()

@@ -26,7 +26,7 @@ from virtual_hosts import Network, Wire, rights
 SLOW = Wire(delay_seconds=0.002, rate_bits_per_second=100e6)
 ROUNDS, FAST_ROUNDS = 3, 15
 MIB = 2**20
-SIZE, FAST_SIZE = 8 * MIB, 64 * MIB
+SIZE, FAST_SIZE = 4 * MIB, 64 * MIB
 PORT = 7070
 SECONDS = 300
 #: What must be gained of data that gets smaller, and may be lost of data that does not.

@@ -129,16 +129,22 @@ class Product:
 
 
 def stored(name: str, shape: tuple[int, ...]) -> ggml.Array:
-    """Normally distributed weights in the form of a data type."""
-    values = np.random.default_rng(11).standard_normal(shape, np.float32)
+    """Normally distributed weights in the form of a data type: some rows, again and again, since
+    ggml takes a second and more to quantize all of them.
+    """
+    rows = min(shape[-2], REPEATED)
+    few = np.random.default_rng(11).standard_normal((*shape[:-2], rows, shape[-1]), np.float32)
+    return np.tile(_stored(name, few), (1,) * (len(shape) - 2) + (shape[-2] // rows, 1))
+
+
+def _stored(name: str, values: ggml.Array) -> ggml.Array:
     if name == "bf16":
         return np.asarray(blocks.to_bits(values))
     if name in ggml.NUMPY_TYPES:
         return values.astype(ggml.NUMPY_TYPES[name])
     if name.startswith(GRIDS):
-        # ggml takes minutes for some of these.
-        some = blocks.quantize(values[..., :REPEATED, :], name)
-        return np.tile(some, (1,) * (some.ndim - 2) + (shape[-2] // REPEATED, 1))
+        # ggml takes seconds for some of these.
+        return blocks.quantize(values, name)
     return ggml.quantized(values, name)
 
 

@@ -2,7 +2,10 @@
 
 A short figure does not fail the command, and neither does a benchmark that cannot be measured
 here: the reason is printed. `--only` takes patterns, `--json` a file for `report.py`. Benchmarks of
-pools, which take minutes, are `make bench-pool`.
+pools, language models and the dashboard, which take minutes, have targets of their own.
+
+Each benchmark has a process of its own: beside the objects and threads that others left behind, one
+that plans in Python took twice its time.
 """
 
 from __future__ import annotations
@@ -13,24 +16,22 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from figures import Figure
 from machine import about
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from figures import Figure
-
-#: Every benchmark, by the name that its figures begin with: its module and function. Each is
-#: imported when it is measured, so that what one lacks keeps no other from being measured.
+#: Every benchmark, by the name that its figures begin with: its module and function.
 BENCHMARKS = {
     "limits": "limits:figures",
     "attention": "attention:figures",
@@ -100,8 +101,11 @@ QUICK = (
     "startup-health",
     "uploads-hash",
 )
-#: The beginnings of names of benchmarks of `make bench-pool` and `make bench-llm`.
-APART = ("pool-", "llm-")
+#: The beginnings of names of benchmarks of `make bench-pool`, which `make figures` leaves out too
+#: since they need rights, and of `make bench-llm` and `make bench-web`.
+POOLS, APART = ("pool-",), ("llm-", "web")
+#: How long a benchmark that is interrupted may take to end its daemons and peers.
+END_SECONDS = 30
 #: The share of the rounds that benchmarks name which are measured: in `make bench`, and in a quick
 #: one.
 SHARE, QUICK_SHARE = 0.4, 0.15
@@ -171,10 +175,8 @@ class Run:
                 said = f"  {figure.name}: {figure.ours:.3f} {figure.unit}, {figure.ratio:.3f}"
                 self.found.setdefault(figure.name, Measured(name)).rounds.append(figure)
                 print(said, file=sys.stderr)
-        except KeyboardInterrupt:
-            raise
-        except (Exception, SystemExit) as error:
-            self.missing[name] = f"{type(error).__name__}: {error}"
+        except RuntimeError as error:
+            self.missing[name] = str(error)
             print(f"  not measured: {self.missing[name]}", file=sys.stderr)
         took = time.monotonic() - begun
         self.seconds[name] = self.seconds.get(name, 0.0) + took
@@ -202,17 +204,50 @@ class Run:
 
 
 def figures_of(name: str) -> Iterator[Figure]:
-    """Measure a benchmark."""
-    module, function = BENCHMARKS[name].split(":")
-    found: Iterator[Figure] = getattr(importlib.import_module(module), function)()
-    return found
+    """Measure a benchmark in a process of its own.
+
+    Errors: RuntimeError says why it could not be measured.
+    """
+    command = [sys.executable, __file__, "--alone", name]
+    # In a session of its own: an interrupt reaches it once, from here.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                said = json.loads(line)
+                if "why" in said:
+                    raise RuntimeError(said["why"])
+                yield Figure(**said)
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    if process.returncode:
+        raise RuntimeError(f"its process ended with {process.returncode}")
 
 
-def chosen(patterns: Sequence[str]) -> list[str]:
+def measure_alone(name: str) -> None:
+    """Measure a benchmark in this process, and print its figures as lines of JSON."""
+    # What a benchmark prints by itself is no figure.
+    with os.fdopen(os.dup(1), "w") as lines:
+        os.dup2(2, 1)
+        module, function = BENCHMARKS[name].split(":")
+        try:
+            for figure in getattr(importlib.import_module(module), function)():
+                print(json.dumps(asdict(figure)), file=lines, flush=True)
+        except (Exception, SystemExit) as error:
+            print(json.dumps({"why": f"{type(error).__name__}: {error}"}), file=lines)
+
+
+def chosen(patterns: Sequence[str], *, everything: bool = False) -> list[str]:
     """The benchmarks that a pattern names; without patterns all but those that have a target of
-    their own."""
+    their own, or all but those of pools."""
     if not patterns:
-        return [name for name in BENCHMARKS if not name.startswith(APART)]
+        apart = POOLS if everything else POOLS + APART
+        return [name for name in BENCHMARKS if not name.startswith(apart)]
     found = [name for name in BENCHMARKS if any(fnmatch.fnmatch(name, one) for one in patterns)]
     if not found:
         raise SystemExit(f"no benchmark matches {patterns}; there are: {', '.join(BENCHMARKS)}")
@@ -223,18 +258,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], metavar="PATTERN")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--all", action="store_true", help="language models and the dashboard too")
+    parser.add_argument("--alone", choices=BENCHMARKS, help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="some figures, in a minute")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="measure all N times (1)")
     parser.add_argument("--share", type=float, metavar="X", help=f"of each benchmark's rounds ({SHARE})")
     arguments = parser.parse_args()
-    share = arguments.share or (QUICK_SHARE if arguments.quick else SHARE)
-    # Before a benchmark is imported; also for peers.
-    os.environ["BENCH_SHARE"] = str(share)
     # As Ctrl-C, so that daemons and peers are ended too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if arguments.alone:
+        measure_alone(arguments.alone)
+        return 0
+    share = arguments.share or (QUICK_SHARE if arguments.quick else SHARE)
+    # For the processes of benchmarks, and of their peers.
+    os.environ["BENCH_SHARE"] = str(share)
     begun = time.monotonic()
     run = Run()
-    run.measure(chosen(arguments.only or (QUICK if arguments.quick else ())), arguments.rounds)
+    patterns = arguments.only or (QUICK if arguments.quick else ())
+    run.measure(chosen(patterns, everything=arguments.all), arguments.rounds)
     width = 170 if not sys.stdout.isatty() else None
     Console(width=width).print(run.table())
     for name, why in run.missing.items():

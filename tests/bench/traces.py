@@ -25,7 +25,7 @@ import heliograph as hg
 from heliograph.testing import running_daemon
 
 VALUE = np.ones(16, np.float32)
-ROUNDS, RUNS = 8, 2000
+ROUNDS, RUNS = 8, 1000
 #: What is left to export is, after a block.
 SETTLE_SECONDS = 0.8
 #: Each how many runs one is traced, and the most that a run may take then, times one of a block without.

@@ -144,13 +144,42 @@ def test_a_benchmark_that_fails_leaves_the_others(
 
     def figures_of(name: str) -> Any:
         if name == "hosts":
-            raise SystemExit("no rights")
+            raise RuntimeError("no rights")
         yield figure(name, 3.0, 2.0, 1.0, "ms", "a peer")
 
     monkeypatch.setattr(run, "figures_of", figures_of)
     measured = run.Run()
     measured.measure(["hosts", "loops"], 3)
     found = json.loads(measured.as_json())
-    assert found["missing"] == {"hosts": "SystemExit: no rights"}
+    assert found["missing"] == {"hosts": "no rights"}
     (row,) = found["figures"]
     assert (row["name"], row["ratio"], row["ok"], row["benchmark"]) == ("loops", 1.5, False, "loops")
+
+
+@pytest.mark.parametrize(
+    "body, why",
+    [
+        ("raise SystemExit('no rights')", "SystemExit: no rights"),
+        ("import os; os._exit(3)", "its process ended with 3"),
+    ],
+)
+def test_a_benchmark_in_its_process_gives_figures_until_it_ends(
+    body: str, why: str, bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "short_one.py").write_text(
+        f"from figures import Figure\n\ndef figures():\n"
+        f"    print('in passing')\n"
+        f"    yield Figure('short-one', 3.0, 2.0, float('inf'), 'ms', 'a peer')\n    {body}\n"
+    )
+    (tmp_path / "run.py").write_text(
+        "import run_benchmarks\nrun_benchmarks.BENCHMARKS['hosts'] = 'short_one:figures'\n"
+        "run_benchmarks.main()\n"
+    )
+    (tmp_path / "run_benchmarks.py").write_text((BENCH / "run.py").read_text())
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{BENCH}")
+    run = bench("run")
+    monkeypatch.setattr(run, "__file__", str(tmp_path / "run.py"))
+    figures = run.figures_of("hosts")
+    assert next(figures).ratio == 1.5
+    with pytest.raises(RuntimeError, match=why):
+        next(figures)
