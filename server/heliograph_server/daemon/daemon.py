@@ -200,7 +200,7 @@ class Daemon:
         self.watch = FileWatch(on_reload=lambda *found: self.audit.record(reloaded(*found)))
         self.telemetry.facts.reloads = self.watch.outcomes
         self.telemetry.facts.failing = self.watch.failing
-        self.telemetry.facts.kept = self.keeper.figures
+        self.telemetry.facts.kept = self._keeping.figures
         self.configuration = Configuration(config, self._reconfigure)
         self.draining = Draining(self._slot, lambda: self._config.drain_seconds, self.health.update)
         #: The addresses that it listens at, with their actual ports.

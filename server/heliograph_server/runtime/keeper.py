@@ -29,8 +29,8 @@ from heliograph_proto.sessions import KeptStateStatus
 MOST_NAME, MOST_PATH = 255, 255
 #: The size of the name by which an owner is known again.
 OWNER_BYTES = 16
-#: The most states at once, of all tenants.
-MOST_STATES = 1024
+#: The most states at once, of all tenants and of one that has a name.
+MOST_STATES, MOST_OF_TENANT = 1024, 256
 #: The memory that a file and a piece take besides their bytes, with all objects of Python.
 FILE_BYTES, PIECE_BYTES = 1024, 512
 
@@ -114,6 +114,8 @@ class KeeperFigures:
     waiting: int = 0
     forgotten: int = 0
     refused: int = 0
+    #: Memory that waits for the next files.
+    spare_bytes: int = 0
 
 
 class TakenOverError(HandleExistsError):
@@ -190,9 +192,7 @@ class Keeper:
         self.forget_due(now)
         found = self._states.get((tenant, name))
         if found is None:
-            if len(self._states) >= MOST_STATES:
-                self._refused += 1
-                raise LimitExceededError(f"{MOST_STATES:,} states are kept here, which is the most")
+            self._check_count(tenant)
             found = self._states[tenant, name] = State(tenant, name, self._next(), owner, None)
         elif epoch and owner != found.owner:
             raise TakenOverError(f"another daemon has taken over the state {name!r}")
@@ -210,6 +210,17 @@ class Keeper:
         found.owner = owner
         found.hold = Ownership(found, found.epoch)
         return found.hold
+
+    def _check_count(self, tenant: str) -> None:
+        if len(self._states) >= MOST_STATES:
+            self._refused += 1
+            raise LimitExceededError(f"{MOST_STATES:,} states are kept here, which is the most")
+        if tenant and sum(one.tenant == tenant for one in self._states.values()) >= MOST_OF_TENANT:
+            self._refused += 1
+            raise LimitExceededError(
+                f"{MOST_OF_TENANT:,} states of tenant {tenant!r} are kept here, the most of one tenant",
+                advice="end daemons that keep empty states here, or wait until old states are forgotten",
+            )
 
     def let_go(self, hold: Ownership, now: float) -> None:
         """The stream of an owner has ended. An empty state is forgotten at once."""

@@ -181,6 +181,9 @@ KEPT_BYTES = Metric(
 TENANT_KEPT = Metric(
     "heliograph_tenant_kept_state_bytes", "gauge", "The part of it of one tenant's daemons.", ("tenant",)
 )
+KEPT_SPARE = Metric(
+    "heliograph_kept_state_spare_bytes", "gauge", "Host memory that waits for the next files of such states."
+)
 KEPT_LIMIT = Metric("heliograph_kept_state_limit_bytes", "gauge", "The most that it may take.")
 KEPT_STATES = Metric(
     "heliograph_kept_states",
@@ -245,8 +248,8 @@ METRICS: tuple[Metric, ...] = (
     TENANT_SECONDS, TENANT_REFUSED, PLANS, TENSORS, CONTENT, STAGED, COMMANDS, IN_FLIGHT, QUEUED, RUNS,
     RUN_SECONDS, BYTES, RELAYED, COMMAND_ERRORS, CALL_ERRORS, CONTENTS, MEMBERS, LOST_MEMBERS, LINK_RELAYED,
     SNAPSHOTS, SNAPSHOT_BYTES, SNAPSHOT_SECONDS, SNAPSHOT_AGE, RESTORED, STATE_REACHABLE,
-    STATE_LOSSES, KEPT_BYTES, TENANT_KEPT, KEPT_LIMIT, KEPT_STATES, KEPT_FORGOTTEN, KEPT_REFUSED, RELOADS,
-    RELOAD_FAILING,
+    STATE_LOSSES, KEPT_BYTES, TENANT_KEPT, KEPT_SPARE, KEPT_LIMIT, KEPT_STATES, KEPT_FORGOTTEN,
+    KEPT_REFUSED, RELOADS, RELOAD_FAILING,
     CERTIFICATE, MODEL_REQUESTS, MODEL_WAITING, MODEL_SECONDS, MODEL_ROWS, SCRAPES,
 )  # fmt: skip
 
@@ -407,6 +410,7 @@ def _of_snapshots(host: Host) -> Iterator[Family]:
 def _of_kept(found: KeeperFigures) -> Iterator[Family]:
     yield single(KEPT_BYTES, found.used_bytes)
     yield gauge(TENANT_KEPT, by_label(found.by_tenant))
+    yield single(KEPT_SPARE, found.spare_bytes)
     yield single(KEPT_LIMIT, found.limit_bytes)
     yield gauge(KEPT_STATES, by_label({"held": found.held, "waiting": found.waiting}))
     yield single(KEPT_FORGOTTEN, found.forgotten)

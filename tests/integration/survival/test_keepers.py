@@ -182,6 +182,7 @@ def test_a_full_keeper_is_a_typed_error_and_the_last_snapshot_stays() -> None:
         assert 0 < found["heliograph_kept_state_bytes"] < found["heliograph_kept_state_limit_bytes"]
         assert found["heliograph_kept_state_refused_total"] >= 1
         assert found["heliograph_kept_states held"] == 1
+        assert "heliograph_kept_state_spare_bytes" in found
         daemon.restart()
         assert plan.run(x=X)["y"].tolist() == (2 * X).tolist()
         assert tensor.get().sum() == 0

@@ -63,6 +63,7 @@ def test_memory_of_files_that_are_gone_waits_for_others_and_goes_with_the_last(p
         put(medium, f"files/{number}", bytes(2 * SPACE_BYTES), MIB)
     medium.remove(["files/0", "files/1"])
     until(lambda: spaces.waiting == 4)
+    assert service_of(place).figures().spare_bytes == 4 * SPACE_BYTES
     put(medium, "files/4", bytes(2 * SPACE_BYTES), MIB)
     medium.remove(medium.paths("files"))
     until(lambda: spaces.waiting == 0)

@@ -278,6 +278,17 @@ def test_what_cannot_be_a_state_or_a_file_is_refused(keeper: Keeper, monkeypatch
         hold(keeper, name="more")
 
 
+def test_one_tenant_leaves_states_to_the_others(keeper: Keeper) -> None:
+    for number in range(keeper_module.MOST_OF_TENANT):
+        hold(keeper, name=f"a{number}")
+    with pytest.raises(LimitExceededError, match="256 states of tenant 'tenant'"):
+        hold(keeper, name="more")
+    # It comes back to one that it has, and others begin theirs.
+    hold(keeper, name="a0")
+    keeper.hold("other", "a", OTHER, 0, b"", 0.0)
+    assert keeper.figures().refused == 1
+
+
 @pytest.mark.parametrize("size", [1, 127, 128, 2**20])
 def test_pieces_are_encoded_as_protobuf_does(size: int) -> None:
     data = bytes(range(256)) * (size // 256 + 1)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from mmap import mmap
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from heliograph_server.rpc.keeping.spaces import SPACE_BYTES, Spaces, new_pages
 from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.rpc.requests import Context, Requests, gives_bytes, takes_bytes
 from heliograph_server.runtime.host import shut_down
-from heliograph_server.runtime.keeper import Coming, Keeper, Ownership, State, TakenOverError
+from heliograph_server.runtime.keeper import Coming, Keeper, KeeperFigures, Ownership, State, TakenOverError
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,10 @@ class KeeperService:
     def add_to(self, server: aio.Server, requests: Requests) -> None:
         """Register the service with a server."""
         requests.serve(server, keeper_pb2.DESCRIPTOR.services_by_name["KeeperService"], self)
+
+    def figures(self) -> KeeperFigures:
+        """Return the figures of this moment. From any thread."""
+        return replace(self.keeper.figures(), spare_bytes=self.spaces.waiting * SPACE_BYTES)
 
     def status(self) -> tuple[KeptStateStatus, ...]:
         """Return the states for operators."""
