@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import pytest
 
-from heliograph_proto.errors import HandleExistsError
+from heliograph_proto.errors import HandleExistsError, LimitExceededError
 from heliograph_proto.v1 import plan_pb2
 from heliograph_server.rpc.leases import repeated_calls
 from heliograph_server.rpc.leases.repeated_calls import RepeatedCalls
@@ -76,6 +80,28 @@ def test_another_request_with_the_same_handle_is_refused() -> None:
             await calls.once(session, key, OTHER, answer)  # type: ignore[arg-type]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [LimitExceededError("no room"), asyncio.CancelledError()])
+def test_a_session_whose_calls_failed_is_gone_with_its_last_user(error: BaseException) -> None:
+    async def scenario() -> Callable[[], object]:
+        session = LeasedSession()
+
+        async def fail() -> plan_pb2.ReserveResponse:
+            here = session
+            raise copy(error) if here.lease_seconds else error
+
+        try:
+            await calls.once(session, ("Reserve", 1), REQUEST, fail)  # type: ignore[arg-type]
+        except type(error) as raised:
+            # As the daemon does with all errors of calls.
+            raised.__traceback__ = None
+        return weakref.ref(session)
+
+    calls = RepeatedCalls()
+    found = asyncio.run(scenario())
+    gc.collect()
+    assert found() is None
 
 
 def test_answers_beyond_a_bound_of_bytes_are_computed_again_and_the_newest_never(

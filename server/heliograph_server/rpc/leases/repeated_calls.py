@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -66,6 +67,7 @@ class RepeatedCalls:
         answer = known.get(key)
         if answer is None or _has_failed(answer.task):
             answer = known[key] = _Answer(digest, asyncio.ensure_future(compute()))
+            answer.task.add_done_callback(partial(_forget_failed, known, key))
         elif answer.digest != digest:
             raise HandleExistsError(
                 f"handle {key[1]} is that of another request", advice="use a new handle for each request"
@@ -99,6 +101,14 @@ class RepeatedCalls:
 
 def _digest(request: Message, graph: bytes | None) -> bytes:
     return digest_of(digest_of(request.SerializeToString(deterministic=True)) + digest_of(graph or b""))
+
+
+def _forget_failed(
+    known: OrderedDict[tuple[str, int], _Answer], key: tuple[str, int], task: asyncio.Future[Any]
+) -> None:
+    """Forget a call that failed: the frames of its error refer to the session, which would stay."""
+    if _has_failed(task) and (answer := known.get(key)) is not None and answer.task is task:
+        del known[key]
 
 
 def _has_failed(task: asyncio.Future[Any]) -> bool:
