@@ -33,7 +33,7 @@ from heliograph_server.resources.principals import Right
 #: Conversations between two looks at the daemon, and how many are played at once.
 BATCH, AT_ONCE = 200, 4
 #: What the daemon may hold more after a batch than after the first ones: caches, and the allocator's slack.
-SLACK_BYTES, SLACK_DESCRIPTORS, SLACK_THREADS = 96 * 2**20, 16, 24
+SLACK_BYTES, SLACK_DESCRIPTORS, SLACK_THREADS = 48 * 2**20, 16, 24
 #: The share of conversations that are not mutations, but one call filled at random.
 INVENTED = 0.1
 #: The conversations on direct connections, for each other one.
