@@ -109,9 +109,9 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     whole.sort(key=lambda one: (-vocabulary.scores[one[1]], one[1]))
     words = [word for word, _ in whole]
     return [
-        (word[:at], right)
+        (left, right)
         for word, at in likely_cuts(words, ids)
-        if word[:at] in ids and (right := word[at:]) in ids
+        if (left := word[:at]) in ids and (right := word[at:]) in ids
     ]
 
 
