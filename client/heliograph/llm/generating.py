@@ -486,8 +486,8 @@ class Engine:
         result: Result,
         filled: Callable[[], Procedure[Any, None]] | None = None,
     ) -> Procedure[str, None]:
-        """Choose tokens one after the other. `filled` waits for the prompt, behind which the loop is
-        sent: the device does not wait for a message between the two."""
+        """Choose tokens one after the other. `filled` waits for the prompt, behind which the loop
+        is sent: the device does not wait for a message between the two."""
         began = time.perf_counter() - result.seconds
         loop = plan.loop(
             self.given(self._inputs(request, request.tokens)),

@@ -119,8 +119,8 @@ class Decoder:
 
 
 def any_of(found: hg.Value, axis: int | None = None) -> hg.Value:
-    """As `hg.any` of at least one truth value, in f32: a sum of i64 would end the program of kernels
-    that a step is, and begin another one behind it."""
+    """As `hg.any` of at least one truth value, in f32: a sum of i64 would end the program of
+    kernels that a step is, and begin another one behind it."""
     return hg.max(hg.astype(found, "f32"), axis=axis) > 0.0
 
 

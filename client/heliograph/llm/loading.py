@@ -133,14 +133,13 @@ def load(
     if isinstance(session, hg.Session):
         for _ in blocking(check_rounding(current, how)):
             pass
-        with _tokenizing(current, found, engine) as begun:
+        with _tokenizing(current, found, engine) as tokenizer:
             for _ in blocking(engine.prepare()):
                 pass
-            tokenizer = begun()
-        if tokenizer.exception() is not None:
+        if tokenizer().exception() is not None:
             for _ in blocking(engine.close()):
                 pass
-        return LanguageModel(found.header, engine, tokenizer.result(), chat_template)
+        return LanguageModel(found.header, engine, tokenizer().result(), chat_template)
     return _load(current, found, engine, how, chat_template)
 
 
@@ -157,6 +156,7 @@ def _tokenizing(
             begun().result()
         session.meanwhile(begun)
         yield begun
+        begun()
 
 
 async def _load(

@@ -2,9 +2,9 @@
 
 Only `put` and `end` may be called from other threads. Completions put between two turns of the loop
 are written as one message, up to a size; beyond that, flow control of the stream decides. Commands
-that need no completion are acknowledged with the next message, or after a moment. Small values that a
-loop streams come in one message for a few milliseconds: waking the reader for each, and the loop here,
-would take from the processors that compute the next ones.
+that need no completion are acknowledged with the next message, or after a moment. Small values that
+a loop streams gather for a few milliseconds: a message for each would take from the processors that
+compute the next ones.
 
 In a session with a lease it outlives its stream: another stream goes on, first with the messages of
 the log that its client has not received.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from waiting import until
 
 from heliograph_proto import commands as c
 from heliograph_proto.codec.inline_runs import CompletionReader
@@ -51,8 +52,7 @@ async def put_each_in_a_turn(outbox: CompletionWriter, *batches: c.CompletionBat
 def test_the_first_value_goes_at_once_and_those_after_it_together() -> None:
     async def scenario(outbox: CompletionWriter) -> None:
         await put_each_in_a_turn(outbox, *map(tap, range(5)))
-        while outbox.unwritten_bytes:
-            await asyncio.sleep(0)
+        await asyncio.to_thread(until, lambda: not outbox.unwritten_bytes)
         outbox.end(UnavailableError("the end"))
 
     first, *rest = written(scenario)
