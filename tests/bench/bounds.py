@@ -43,8 +43,8 @@ BOUNDS = {
         "32 columns are filled to 0.77 by 49 pixels."
     ),
     "llm-daemon/load": (
-        "Two processors share 0.14 s of work after the connection: the client makes a tokenizer (45 to 65 ms, "
-        "half of it the list of merges, which llama.cpp does without), and the daemon hashes the file (11 "
+        "Two processors share 0.14 s of work after the connection: the client makes a tokenizer (45 to 65 "
+        "ms, half of it merges, which llama.cpp does without), and the daemon hashes the file (11 "
         "ms), reads it into new memory and hashes it again (40, most of it pages), brings weights into the "
         "order of the kernels (10) and plans (16), where llama.cpp maps the file."
     ),
