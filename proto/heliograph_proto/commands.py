@@ -5,7 +5,7 @@ command.proto documents each field, under the same name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from heliograph_proto.devices import CopyPath, Usage
@@ -424,6 +424,8 @@ class TapPiece:
     step: int = 0
     #: The output whose value this is; `node` is then unused.
     output: int | None = None
+    #: True if it may wait a moment for others before it is sent. Not on the wire.
+    may_gather: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

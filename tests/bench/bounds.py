@@ -42,7 +42,20 @@ BOUNDS = {
         "of 56 by 56 and 28 by 28 run at 240 GF/s, those of 14 by 14 at 214 and of 7 by 7 at 178: panels of "
         "32 columns are filled to 0.77 by 49 pixels."
     ),
-    "llm-daemon/load": "Weights are brought into the order of the kernels, where llama.cpp maps the file.",
+    "llm-daemon/load": (
+        "Two processors share 0.14 s of work after the connection: the client makes a tokenizer (45 to 65 "
+        "ms, half of it merges, which llama.cpp does without), and the daemon hashes the file (11 "
+        "ms), reads it into new memory and hashes it again (40, most of it pages), brings weights into the "
+        "order of the kernels (10) and plans (16), where llama.cpp maps the file."
+    ),
+    "llm-daemon/decode": (
+        "A token through a daemon takes 270 us of processor time in Python, in both processes and beside the "
+        "kernels, where one in process takes 130: at best 1.04 of a token of 1.5 ms on two processors."
+    ),
+    "llm-daemon/prompt": (
+        "A prompt is a run and a loop: the daemon's event loop takes 1.2 ms of one processor for them, and "
+        "threads wake one another on the way there and back, beside 22 ms of the prompt on two processors."
+    ),
     "llm/*-f32": "As quantized products, which are 96 % of a step.",
     "bandwidth/*": (
         "The polynomials of exp and erf, whose bits are defined: from the first-level cache, sixteen "

@@ -312,7 +312,7 @@ class Engine:
     def _decoding(self, form: Form) -> Procedure[Any, Any]:
         return self.plan(form, partial(self.current.decode, form))
 
-    def _filling(self, size: int) -> Procedure[Any, Any]:
+    def _filling_plan(self, size: int) -> Procedure[Any, Any]:
         return self.plan(("fill", size), partial(self.current.fill, size))
 
     def plan(self, what: Any, build: Callable[[], hg.Graph]) -> Procedure[Any, Any]:
@@ -329,6 +329,13 @@ class Engine:
 
     def fill(self, tokens: list[int]) -> Procedure[Any, int]:
         """Bring tokens into the cache, and return how many it had already."""
+        found, runs = yield from self._filling(tokens)
+        yield from self._filled(tokens, found, runs)
+        return found
+
+    def _filling(self, tokens: list[int]) -> Procedure[Any, tuple[int, list[Any]]]:
+        """Begin to bring tokens into the cache. Return how many it had already, and the runs that
+        are not done; `_filled` waits for them."""
         yield from self._renewed()
         found = shared(self._kept, tokens)
         # A run that fails or is cancelled may have written any of the later rows.
@@ -339,7 +346,7 @@ class Engine:
             while start < len(tokens):
                 chunk = next(cut(start, len(tokens), self.decoder.cache.rows, self._sizes))
                 try:
-                    plan = yield from self._filling(chunk.size)
+                    plan = yield from self._filling_plan(chunk.size)
                 except hg.OutOfMemoryError:
                     if not (smaller := smaller_than(chunk.size, self._sizes)):
                         raise
@@ -349,13 +356,19 @@ class Engine:
                 futures.append(plan.submit(self.given(inputs_of(tokens, chunk))))
                 if len(futures) > AHEAD:
                     yield Ask(futures.pop(0).result)
-            while futures:
-                yield Ask(futures.pop(0).result)
+        except BaseException:
+            _cancel(futures)
+            raise
+        return found, futures
+
+    def _filled(self, tokens: list[int], found: int, runs: list[Any]) -> Procedure[Any, None]:
+        """Wait until the cache has the tokens. Raises the error of a run, and cancels the others."""
+        try:
+            while runs:
+                yield Ask(runs.pop(0).result)
         finally:
-            for future in futures:
-                future.cancel()
+            _cancel(runs)
         self._kept[found:] = tokens[found:]
-        return found
 
     def checking(self, form: Form, count: int, proposer: Decoder | None, most: int) -> Procedure[Any, Any]:
         """Return the plan of `Decoder.check`."""
@@ -437,23 +450,44 @@ class Engine:
             return
         tokens = [*request.tokens, *result.tokens]
         rest = replace(request, tokens=tokens)
-        reused = yield from self.fill(tokens[:-1])
-        plan = yield from self._decoding(replace(request.settings.form, masks=int(matcher is not None)))
-        if not written:
-            result.reused_tokens, result.prompt_seconds = reused, time.perf_counter() - began
+        reused, runs = yield from self._filling(tokens[:-1])
+        filled = partial(self._prompted, tokens[:-1], reused, runs, result, None if written else began)
+        is_alone = matcher is None and self.draft is None
+        try:
+            plan = yield from self._decoding(replace(request.settings.form, masks=int(matcher is not None)))
+            if not (runs and is_alone):
+                yield from filled()
+            if is_alone:
+                yield from self._loop(plan, rest, steps - written, pieces, result, filled if runs else None)
+        finally:
+            _cancel(runs)
         if matcher is not None:
             yield from self._followed(plan, rest, steps, pieces, result, matcher)
             return
-        if self.draft is None:
-            yield from self._loop(plan, rest, steps - written, pieces, result)
-        else:
+        if self.draft is not None:
             plain = partial(self._loop, plan, pieces=pieces, result=result)
             yield from self.draft.write(plain, rest, steps, pieces, result)
         self._kept += [tokens[-1], *result.tokens[written:-1]]
 
+    def _prompted(
+        self, tokens: list[int], reused: int, runs: list[Any], result: Result, began: float | None
+    ) -> Procedure[Any, None]:
+        """Wait for the prompt of an answer, which began then; None: the answer goes on."""
+        yield from self._filled(tokens, reused, runs)
+        if began is not None:
+            result.reused_tokens, result.prompt_seconds = reused, time.perf_counter() - began
+
     def _loop(
-        self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result
+        self,
+        plan: Any,
+        request: Request,
+        steps: int,
+        pieces: AnyPieces,
+        result: Result,
+        filled: Callable[[], Procedure[Any, None]] | None = None,
     ) -> Procedure[str, None]:
+        """Choose tokens one after the other. `filled` waits for the prompt, behind which the loop
+        is sent: the device does not wait for a message between the two."""
         began = time.perf_counter() - result.seconds
         loop = plan.loop(
             self.given(self._inputs(request, request.tokens)),
@@ -464,6 +498,9 @@ class Engine:
             fetch=(),
         )
         try:
+            if filled is not None:
+                yield from filled()
+                began = time.perf_counter() - result.seconds
             taps = loop.taps()
             while not pieces.is_stopped and (tap := (yield AskNext(taps))) is not None:
                 result.seconds = time.perf_counter() - began
@@ -515,6 +552,11 @@ class Engine:
 def is_over(pieces: AnyPieces, result: Result, steps: int) -> bool:
     """True for an answer that has ended, or has so many tokens."""
     return bool(result.finish_reason) or pieces.is_stopped or len(result.tokens) >= steps
+
+
+def _cancel(runs: list[Any]) -> None:
+    for one in runs:
+        one.cancel()
 
 
 def built(weights: Weights, build: Callable[[], hg.Graph]) -> hg.Graph:

@@ -71,7 +71,7 @@ class Decoder:
         graph = hg.Graph()
         logits, following = self._next(graph, form)
         ends = graph.input("ends", (ENDS,), "i32")
-        graph.output("done", hg.any(following == ends))
+        graph.output("done", any_of(following == ends))
         graph.output("chosen", described(logits, following, form))
         return graph
 
@@ -118,6 +118,12 @@ class Decoder:
         return graph
 
 
+def any_of(found: hg.Value, axis: int | None = None) -> hg.Value:
+    """As `hg.any` of at least one truth value, in f32: a sum of i64 would end the program of
+    kernels that a step is, and begin another one behind it."""
+    return hg.max(hg.astype(found, "f32"), axis=axis) > 0.0
+
+
 def proposed_tokens(graph: hg.Graph, count: int, proposer: Decoder | None, most: int) -> hg.Value:
     """Return proposals, i32 [count]: an input, or the last choices but one of a proposer."""
     if proposer is None:
@@ -143,7 +149,8 @@ def described(
     shown = following if is_active is None else hg.where(is_active, following, -1)
     column = hg.reshape(shown, (following.shape[0], 1))
     if not form.has_logprobs:
-        return column
+        # A kernel copies it: of a view, Python would.
+        return ops.cont(column)
     own, tokens, others = log_probabilities(logits, following)
     bits = (ops.bitcast(one, dtype="i32") for one in (own, others))
     return hg.concat([column, next(bits), tokens, next(bits)], axis=1)

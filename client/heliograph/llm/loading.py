@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from numbers import Integral
 from pathlib import Path
@@ -133,25 +133,30 @@ def load(
     if isinstance(session, hg.Session):
         for _ in blocking(check_rounding(current, how)):
             pass
-        with _tokenizing(found, engine) as tokenizer:
+        with _tokenizing(current, found, engine) as tokenizer:
             for _ in blocking(engine.prepare()):
                 pass
-        if tokenizer.exception() is not None:
+        if tokenizer().exception() is not None:
             for _ in blocking(engine.close()):
                 pass
-        return LanguageModel(found.header, engine, tokenizer.result(), chat_template)
+        return LanguageModel(found.header, engine, tokenizer().result(), chat_template)
     return _load(current, found, engine, how, chat_template)
 
 
 @contextmanager
-def _tokenizing(found: File, engine: Engine | EncoderEngine) -> Iterator[Future[Tokenizer]]:
-    """Read the tokenizer of a model during the block, in which the server reads its weights. Raises
-    as `tokenizer_of`, and of a file here before the block: before anything is uploaded."""
+def _tokenizing(
+    session: CurrentSession, found: File, engine: Engine | EncoderEngine
+) -> Iterator[Callable[[], Future[Tokenizer]]]:
+    """Read the tokenizer of a model during the block, while the server reads the weights and
+    compiles. Raises as `tokenizer_of`, and of a file here before the block: before anything is
+    uploaded."""
     with ThreadPoolExecutor(1, "llm-tokenizer") as pool:
-        tokenizer = pool.submit(tokenizer_of, found, engine)
+        begun = cache(partial(pool.submit, tokenizer_of, found, engine))
         if isinstance(found.weights, LocalWeights):
-            tokenizer.result()
-        yield tokenizer
+            begun().result()
+        session.meanwhile(begun)
+        yield begun
+        begun()
 
 
 async def _load(

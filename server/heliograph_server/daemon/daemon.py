@@ -600,9 +600,10 @@ async def serve(
         if not await _started(daemon, signals.stop):
             logger.info("stopping before the devices are ready")
             return
+        # Before the daemon says that it is ready: the collection holds up its first clients.
+        take_over()
         if ready is not None:
             ready(daemon)
-        take_over()
         daemon.collect_garbage()
         manager.ready(f"serving at {', '.join(map(str, daemon.addresses))}")
         signalled = await _wait_for_end(signals.stop, daemon.draining.over)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import platform
@@ -51,6 +52,8 @@ def run(config: ServerConfig, sources: Sources | None = None, share: Share | Non
         logger.info("cannot tune the C library's allocator to keep memory: transfers over TCP are slower")
     _raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
+    # The imports' objects stay to the end, so no collection looks at them from here on.
+    gc.freeze()
     factory, loop_name = _loop_factory()
     logger.info("heliograph %s on Python %s, %s", __version__, platform.python_version(), loop_name)
     try:

@@ -2,7 +2,9 @@
 
 Only `put` and `end` may be called from other threads. Completions put between two turns of the loop
 are written as one message, up to a size; beyond that, flow control of the stream decides. Commands
-that need no completion are acknowledged with the next message, or after a moment.
+that need no completion are acknowledged with the next message, or after a moment. Small values that
+a loop streams gather for a few milliseconds: a message for each would take from the processors that
+compute the next ones.
 
 In a session with a lease it outlives its stream: another stream goes on, first with the messages of
 the log that its client has not received.
@@ -32,6 +34,9 @@ MESSAGE_BYTES = 2**20
 #: Commands without a completion are acknowledged after this time, or once there are this many.
 LATE_SECONDS = 0.005
 LATE_COMMANDS = 1000
+#: Values of a loop gather for this time after a message with such, unless there are this many bytes.
+GATHER_SECONDS = 0.005
+GATHER_BYTES = 4096
 #: The approximate memory of a completion without data.
 COMPLETION_BYTES = 64
 #: The approximate memory of its error.
@@ -75,6 +80,8 @@ class CompletionWriter:
         self._acknowledged = 0
         self._ack_is_armed = False
         self._ack_is_due = False
+        #: True while values of loops gather, and once something came that is to be written at once.
+        self._gathers = self._is_urgent = False
         #: The stream ends when this number is acknowledged; None while the client may send more.
         self._finish_at: int | None = None
         #: The error that ends the stream; None for a good end.
@@ -113,7 +120,13 @@ class CompletionWriter:
             for piece in _split(batch):
                 self._put_bytes += piece[1]
                 self._pieces.append(piece)
-            self._wake_soon()
+            may_gather = not (batch.completions or tells) and all(one.may_gather for one in batch.taps)
+            # In this order, since the end of the gathering looks for pieces afterwards.
+            if not may_gather or self.unwritten_bytes > GATHER_BYTES:
+                self._is_urgent = True
+                self._wake_soon()
+            elif not self._gathers:
+                self._wake_soon()
             return
         # The client waits for none of these commands, so their acknowledgement may be late.
         self._acknowledged = batch.completed_through
@@ -184,6 +197,11 @@ class CompletionWriter:
         self._ack_is_armed = False
         self._ack_is_due = True
         self._woken.set()
+
+    def _end_gathering(self) -> None:
+        self._gathers = False
+        if self._pieces:
+            self._woken.set()
 
     def _wake(self) -> None:
         self._wake_pending = False
@@ -276,7 +294,8 @@ class CompletionWriter:
 
     @property
     def _has_next(self) -> bool:
-        return bool(self._pieces or self._steps or self._must_acknowledge) and not (
+        may_wait = self._gathers and not (self._is_urgent or self.is_ending)
+        return bool((self._pieces and not may_wait) or self._steps or self._must_acknowledge) and not (
             self._is_full or self.is_held
         )
 
@@ -298,7 +317,7 @@ class CompletionWriter:
         move_to = ""
         # In this order, since `put` may set it again. And before the queue is read, which then
         # holds every completion up to this number.
-        self._ack_is_due = False
+        self._ack_is_due = self._is_urgent = False
         acknowledged = self._acknowledged
         while self._pieces and size < MESSAGE_BYTES:
             batch, more = self._pieces.popleft()
@@ -311,7 +330,12 @@ class CompletionWriter:
             self._written_through = max(self._written_through, batch.completed_through)
         if not self._pieces:
             self._written_through = max(self._written_through, acknowledged)
+        else:
+            self._is_urgent = True
         self._taken_bytes += size
+        if not self._gathers and taps and taps[-1].may_gather:
+            self._gathers = True
+            self._loop.call_later(GATHER_SECONDS, self._end_gathering)
         steps = []
         while self._steps:
             # Any thread adds to it.

@@ -165,6 +165,9 @@ class LoopObserver(Observer):
         self._send_value(0, place, data, abort)
 
     def _send_value(self, node: int, output: int | None, data: memoryview, abort: Abort) -> None:
+        # Mostly there is room, and no other split sends: then it is sent whole, and nothing waits.
+        if not self._is_sending and self._stream(self.step, node, output, data):
+            return
         with abort.watch_request(self.wake), self._turn(abort):
             while not self._stream(self.step, node, output, data):
                 if abort.is_requested:

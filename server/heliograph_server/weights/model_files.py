@@ -13,7 +13,9 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from heliograph_proto.digests import hasher
@@ -25,8 +27,10 @@ from heliograph_server.weights.model_formats import FORMATS, Extent, HeaderFile,
 
 logger = logging.getLogger(__name__)
 
-#: The size of one read.
-PIECE_BYTES = 2**20
+#: The size of one read: a piece is hashed while it is in a core's cache.
+PIECE_BYTES = 256 * 2**10
+#: Threads that hash the tensors of a file, each one tensor.
+HASH_THREADS = 4
 #: The most files in a listing.
 MAX_FILES = 10_000
 #: The most folders that a listing looks into; links may lead to one on several paths.
@@ -208,9 +212,11 @@ class ModelFiles:
         header = read_model(name, path_of)
         before = tuple(stamps[one.name] for one in header.files)
         for part in header.files:
-            with self._path(part.name).open("rb", buffering=0) as file:
-                mine = (one for one in header.extents if one.file == part.name)
-                found |= {one.name: _digest(file.fileno(), one) for one in mine}
+            mine = [one for one in header.extents if one.file == part.name]
+            threads = ThreadPoolExecutor(min(HASH_THREADS, len(mine) or 1), "heliograph-hash")
+            with self._path(part.name).open("rb", buffering=0) as file, threads:
+                digests = threads.map(partial(_digest, file.fileno()), mine)
+                found |= {one.name: digest for one, digest in zip(mine, digests, strict=True)}
         if self._stamps(header.files) != before:
             raise _changed(name)
         tensors = tuple(ModelTensor(one.name, one.type, found[one.name]) for one in header.extents)

@@ -12,7 +12,7 @@ from heliograph.llm.architectures import hidden
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.decoding_step import Cache, FilledError, Step, Weights
 from heliograph.llm.files.adapters import Lora, adapt
-from heliograph.llm.graphs import Decoder, checked, described, proposed_tokens
+from heliograph.llm.graphs import Decoder, any_of, checked, described, proposed_tokens
 from heliograph.llm.sampling import ENDS, Form, choose
 from heliograph.llm.serving.pages import PAGE
 
@@ -117,12 +117,12 @@ class PagedDecoder:
         step.adaptation = adapt(graph, self.loras, rows, rounds_rows=self.config.rounds_rows)
         logits = step.logits(step.norm("output_norm", hidden(step, hg.maximum(token, 0))))
         chosen = choose(graph, logits, own, form, is_active)
-        has_ended = hg.any(hg.expand_dims(chosen, axis=1) == ends, axis=1)
+        has_ended = any_of(hg.expand_dims(chosen, axis=1) == ends, axis=1)
         following = hg.where(is_active, hg.where(has_ended, NOTHING, chosen), token)
         after = position + hg.astype(is_active, "i32")
         graph.output("token_next", following)
         graph.output("position_next", after)
-        graph.output("idle", ~hg.any((following != NOTHING) & (after < limit)))
+        graph.output("idle", ~any_of((following != NOTHING) & (after < limit)))
         graph.output("chosen", described(logits, chosen, form, is_active))
         return graph
 

@@ -99,9 +99,8 @@ def _sentence_piece(library: Any, vocabulary: Vocabulary) -> tuple[Any, dict[str
 def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Every pair of words that makes a word, of the highest score first."""
     ids, kinds = vocabulary.ids, vocabulary.kinds
-    whole = [
-        (word, number) for word, number in ids.items() if kinds[number] == WordKind.NORMAL and len(word) > 1
-    ]
+    normal = int(WordKind.NORMAL)
+    whole = [(word, number) for word, number in ids.items() if kinds[number] == normal and len(word) > 1]
     if (cuts := sum(len(word) for word, _ in whole)) > MAX_CUTS:
         raise InvalidModelError(
             f"{vocabulary.file} has words of {cuts:,} characters; at most {MAX_CUTS:,} are supported"
@@ -109,9 +108,9 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     whole.sort(key=lambda one: (-vocabulary.scores[one[1]], one[1]))
     words = [word for word, _ in whole]
     return [
-        (word[:at], right)
+        (left, right)
         for word, at in likely_cuts(words, ids)
-        if word[:at] in ids and (right := word[at:]) in ids
+        if (left := word[:at]) in ids and (right := word[at:]) in ids
     ]
 
 

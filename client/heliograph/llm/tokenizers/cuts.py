@@ -13,14 +13,14 @@ import numpy as np
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 
-#: A hash is the sum of characters times powers of this number, in 64 bits. It is odd, so a division
-#: by a power gives the hash of letters that begin further on.
+#: A hash is the sum of a word's characters times powers of this number, in 64 bits. It is odd, so a
+#: division by a power gives the hash of letters that begin further on.
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
 #: The bits of a hash that are looked up; a table has as many entries, at least 32 for each word.
 _LEAST_BITS = 16
-#: The characters that are looked at at once, which bounds the memory.
-_GROUP = 2**18
+#: The characters that are looked at at once: their arrays stay in the second-level cache.
+_GROUP = 2**15
 
 
 def likely_cuts(words: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, int]]:
@@ -30,20 +30,16 @@ def likely_cuts(words: Sequence[str], known: Collection[str]) -> Iterator[tuple[
     shift = np.uint64(64 - bits)
     for group in _groups(list(known)):
         letters = _Letters(group)
-        table[letters.hashes(letters.starts, letters.ends) >> shift] = True
+        table[(letters.sums[letters.ends] - letters.sums[letters.starts]) >> shift] = True
     for group in _groups(words):
         letters = _Letters(group)
-        lengths = letters.ends - letters.starts
-        owners = np.repeat(np.arange(len(group)), lengths)
-        cuts = np.flatnonzero(np.arange(owners.size) != letters.starts[owners])
-        owners = owners[cuts]
-        is_likely = table[letters.hashes(letters.starts[owners], cuts) >> shift]
-        cuts, owners = cuts[is_likely], owners[is_likely]
-        is_likely = table[letters.hashes(cuts, letters.ends[owners]) >> shift]
-        cuts, owners = cuts[is_likely], owners[is_likely]
-        places = (cuts - letters.starts[owners]).tolist()
-        for owner, place in zip(owners.tolist(), places, strict=True):
-            yield group[owner], place
+        begins = np.repeat(letters.sums[letters.starts], letters.lengths)
+        cuts = np.flatnonzero(table[(letters.sums[:-1] - begins) >> shift] & (letters.places != 0))
+        owners = np.searchsorted(letters.ends, cuts, "right")
+        rests = letters.sums[letters.ends[owners]] - letters.sums[cuts]
+        is_likely = table[rests * _powers(_INVERSE, letters.longest)[letters.places[cuts]] >> shift]
+        found = map(group.__getitem__, owners[is_likely].tolist())
+        yield from zip(found, letters.places[cuts[is_likely]].tolist(), strict=True)
 
 
 def _groups(words: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -62,19 +58,18 @@ class _Letters:
     """The letters of some words, one after the other."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        lengths = np.fromiter(map(len, words), np.int64, len(words))
-        self.ends = lengths.cumsum()
-        self.starts = self.ends - lengths
-        letters = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32).astype(np.uint64)
-        self._inverses = _powers(_INVERSE, letters.size)
-        self._sums = np.zeros(letters.size + 1, np.uint64)
-        terms = letters * np.uint64(_BASE >> 1 | 1) * _powers(_BASE, letters.size)[:-1]
-        terms.cumsum(dtype=np.uint64, out=self._sums[1:])
-
-    def hashes(self, begins: Any, ends: Any) -> Numbers:
-        """Return hashes of letters, which depend on nothing else."""
-        found: Numbers = (self._sums[ends] - self._sums[begins]) * self._inverses[begins]
-        return found
+        self.lengths = np.fromiter(map(len, words), np.int64, len(words))
+        self.ends = self.lengths.cumsum()
+        self.starts = self.ends - self.lengths
+        self.longest = int(self.lengths.max(initial=0))
+        letters = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
+        #: The place of each letter in its word.
+        self.places = np.arange(letters.size) - np.repeat(self.starts, self.lengths)
+        #: Sums of the letters before each one, from the first word on: of letters of one word, the
+        #: difference is the hash, but for the power of the place where they begin.
+        self.sums = np.zeros(letters.size + 1, np.uint64)
+        powers = _powers(_BASE, self.longest) * np.uint64(_BASE >> 1 | 1)
+        (letters * powers[self.places]).cumsum(out=self.sums[1:])
 
 
 def _powers(base: int, count: int) -> Numbers:

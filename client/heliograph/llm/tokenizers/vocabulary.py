@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from heliograph.errors import InvalidModelError, UnsupportedError
 from heliograph.llm.tokenizers.pre_tokenizers import PRE_TOKENIZERS
@@ -78,7 +81,12 @@ class Vocabulary:
 
     def of_kind(self, *kinds: WordKind) -> list[int]:
         """The ids of all words of these kinds."""
-        return [number for number, kind in enumerate(self.kinds) if kind in kinds]
+        found: list[int] = np.flatnonzero(np.isin(self._kinds, kinds)).tolist()
+        return found
+
+    @cached_property
+    def _kinds(self) -> np.ndarray[Any, Any]:
+        return np.asarray(self.kinds)
 
     @cached_property
     def stops(self) -> frozenset[int]:

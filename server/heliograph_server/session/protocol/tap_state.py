@@ -13,13 +13,21 @@ from heliograph_server.session.protocol.loop_rules import never_read
 
 
 def pieces_of(
-    sequence: int, node: int, data: memoryview, most_bytes: int, step: int = 0, output: int | None = None
+    sequence: int,
+    node: int,
+    data: memoryview,
+    most_bytes: int,
+    step: int = 0,
+    output: int | None = None,
+    *,
+    may_gather: bool = False,
 ) -> Iterator[TapPiece]:
     """Cut a value into pieces of at most `most_bytes`. An empty value is one empty piece."""
     most = max(1, most_bytes)
     for offset in range(0, max(1, data.nbytes), most):
         last = offset + most >= data.nbytes
-        yield TapPiece(sequence, node, offset, data[offset : offset + most], last, step, output)
+        part = data[offset : offset + most]
+        yield TapPiece(sequence, node, offset, part, last, step, output, may_gather)
 
 
 class TapState:
@@ -80,7 +88,12 @@ class TapState:
             run.is_paused = True
             return False
         run.unread.tell(data.nbytes)
-        self._pieces.extend(pieces_of(sequence, node, data, self._piece_bytes, step, output))
+        assert isinstance(run.task, RunTask) and (loop := run.task.command.loop) is not None
+        # A client that feeds the loop may wait for a value, and another daemon may too.
+        may_gather = output is not None and not loop.is_fed and loop.exchange is None
+        self._pieces.extend(
+            pieces_of(sequence, node, data, self._piece_bytes, step, output, may_gather=may_gather)
+        )
         return True
 
     def proceed(self, state: CommandState, kind: c.Continue) -> None:
