@@ -202,6 +202,12 @@ class LocalMultiPlan(MultiDevicePlan):
     """
 
     begins_writes = True
+    #: The start of the last run, by `time.perf_counter`.
+    _run_begun = 0.0
+    #: The last run that is known to follow.
+    _last_run = 0
+    #: A run that has computed, and not ended.
+    _unended: LateRun = NOT_LATE
 
     def __init__(
         self,
@@ -246,11 +252,6 @@ class LocalMultiPlan(MultiDevicePlan):
         #: began.
         self._took_us: list[tuple[float, float, float]] = []
         self.forget_times()
-        #: The start of the last run, by `time.perf_counter`.
-        self._run_begun = 0.0
-        #: The last run that is known to follow, and the one before it if it has not ended.
-        self._last_run = 0
-        self._unended: LateRun = NOT_LATE
         self._runner = SplitRunner(schedule, ended)
         try:
             lying = {(value, schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
@@ -319,7 +320,7 @@ class LocalMultiPlan(MultiDevicePlan):
             self._late.ports.expect_runs(last)
 
     def end_run(self) -> None:
-        # What others wait for goes first: of a loop's step, the values for the next one.
+        # The caller sends first what others wait for.
         late, self._unended = self._unended, NOT_LATE
         late.end(None)
 
