@@ -61,6 +61,19 @@ BOUNDS = {
         "The polynomials of exp and erf, whose bits are defined: from the first-level cache, sixteen "
         "elements of a `soft_max` take 2.9 ns, and 2.9 from memory, where a copy takes 3.1."
     ),
+    "pool-llm/*": (
+        "A host takes 0.25 to 0.35 ms of one processor in each step beside computing, in Python whose code "
+        "and objects have left the caches while weights were read: 0.03 from the socket to the value, 0.06 "
+        "until the thread that computes has it, 0.02 to 0.08 until it computes, 0.06 to 0.14 from there to "
+        "the next message, and 0.05 in the system's call that sends it. 4 KiB of activations come 0.2 ms "
+        "later than the byte of a ping: 0.07 of that is the wire's rate, and the processes that are wires "
+        "share two processors with the daemons, the head and the client."
+    ),
+    "pool-single/run": (
+        "Threads: a client of the member waits at the connection of its commands itself, in 0.06 ms. A run "
+        "through the head takes 0.22: 0.06 until the thread of the device's stream runs, 0.1 for the "
+        "member's run there, 0.02 of books, and 0.05 until the caller has the result."
+    ),
     "planner-time/*": (
         "Python: half of the time joins the nodes of `wide`, 4,400 times: it finds the room under the peak "
         "of memory and takes of it, counts the bytes that wait, and merges."

@@ -238,10 +238,15 @@ class HostBuffer(Buffer):
     def copy_from(self, source: Tensor, destination: Tensor) -> bool:
         if not source.buffer.buffer_type.is_host:
             return False
+        are_contiguous = source.is_contiguous and destination.is_contiguous
         if self.is_plain and source.buffer.is_plain:
-            np.copyto(access.elements(destination), access.elements(source))
+            if are_contiguous:
+                start = destination.offset_bytes
+                source.buffer.get(source.offset_bytes, self.memory[start : start + source.type.nbytes].data)
+            else:
+                np.copyto(access.elements(destination), access.elements(source))
             return True
-        if not (source.is_contiguous and destination.is_contiguous):
+        if not are_contiguous:
             return False
         for start in range(0, source.type.nbytes, PIECE_BYTES):
             piece = memoryview(bytearray(min(PIECE_BYTES, source.type.nbytes - start)))

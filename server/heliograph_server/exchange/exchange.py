@@ -204,12 +204,15 @@ class LiveExchange:
         with self._lock:
             ledger = self._departures.get(edge.name)
             on_value = ledger.give(run, value) if ledger is not None else Disposition.REFUSED
-            late = ledger.expired() if ledger is not None else ([], [])
-        _expire(late)
         if on_value is Disposition.REFUSED:
             value.drop()
         elif not isinstance(on_value, Disposition):
             on_value(value)
+        # The value goes first: the other daemon may wait for it.
+        if ledger is not None:
+            with self._lock:
+                late = ledger.expired()
+            _expire(late)
 
     def shed(self, edge: Edge, most: int) -> None:
         """Drop the values of an edge that were not requested, except for the newest `most`."""
@@ -422,6 +425,10 @@ class LivePorts:
         """As `EdgePorts.expect`. `is_awaited`: see `Sink.is_awaited`."""
         arrivals = self._partition.arrivals
         asked = arrivals if places is None else [arrivals[place] for place in places]
+        if not asked:
+            with self._lock:
+                self._runs.add(run)
+            return RunIncomingValues((), self._forget, lambda: None)
         pairs = list(zip(asked, targets, strict=True))
         received = self._exchange.counter.received
         values = [IncomingValue(one, run, target, received, is_awaited=is_awaited) for one, target in pairs]

@@ -267,8 +267,10 @@ class LoopLink:
         if self._call is None:
             self._requests.begin()
             self._call = self._channel().stream_stream(links.EXCHANGE, None, None)()
-            self._stream = JoinedStream(self._call, links.MOST_MESSAGE_BYTES)
-            self._reader = self._loop.create_task(self._read(self._stream, self._generation))
+            generation = self._generation
+            passed = partial(self._passed, generation)
+            self._stream = JoinedStream(self._call, links.MOST_MESSAGE_BYTES, passed)
+            self._reader = self._loop.create_task(self._read(self._stream, generation))
         assert self._stream is not None
         self._is_written.clear()
         begin(self._stream.write(self._requests.next()), partial(self._written, self._is_written))
@@ -301,16 +303,27 @@ class LoopLink:
                     joining = self._loop.create_task(self._join(stream, response.direct))
                     self._joining.add(joining)
                     joining.add_done_callback(self._joining.discard)
-                for answered in self._requests.answered(response):
-                    self._take(answered)
-                self._progress()
-                self._owe()
-                self._note_idle()
+                self._answered(response)
             self._broke(lost(self.source, "it ended the stream"), generation)
         except grpc.RpcError as broken:
             self._failed(broken, generation)
         except Exception as error:
             self.end(typed(error, f"reading from {self.source.address}"))
+
+    def _passed(self, generation: int, data: bytes) -> None:
+        """Take a message that came beside gRPC: a task that reads it would be one turn later."""
+        try:
+            if generation == self._generation and self._error is None:
+                self._answered(peer_pb2.ExchangeResponse.FromString(data))
+        except Exception as error:
+            self.end(typed(error, f"reading from {self.source.address}"))
+
+    def _answered(self, response: peer_pb2.ExchangeResponse) -> None:
+        for answered in self._requests.answered(response):
+            self._take(answered)
+        self._progress()
+        self._owe()
+        self._note_idle()
 
     def _take(self, answered: Answered) -> None:
         """Hand on the answer to one that waited."""

@@ -40,11 +40,13 @@ class Call(Protocol):
 class JoinedStream:
     """One end of such a stream. It reads and writes as the call does.
 
-    A message on the connection has at most `most_bytes`.
+    A message on the connection has at most `most_bytes`. `passed` receives those that come by it
+    once `read` has returned all before them: at once, without the task that reads. It must not
+    raise.
     """
 
-    def __init__(self, call: Call, most_bytes: int) -> None:
-        self._call, self._most_bytes = call, most_bytes
+    def __init__(self, call: Call, most_bytes: int, passed: Callable[[bytes], None] | None = None) -> None:
+        self._call, self._most_bytes, self._passed = call, most_bytes, passed
         self._loop = asyncio.get_running_loop()
         #: The messages that went by gRPC; and those of the other end, once it has told.
         self._sent = self._received = 0
@@ -156,6 +158,10 @@ class JoinedStream:
             messages = messages[1:]
             if not self._is_told:
                 self._change_over()
+        if self._passed is not None and not self._messages and self._received == self._expected:
+            for message in messages:
+                self._passed(message)
+            return
         self._messages.extend(messages)
         # With their lengths: empty messages take memory, too.
         self._waiting_bytes += sum(map(len, messages)) + len(messages) * LENGTH_BYTES

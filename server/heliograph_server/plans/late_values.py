@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
 
 from heliograph_backends.contract import Abort, Tensor
 from heliograph_proto.errors import HeliographError, InternalError, Origin
@@ -15,10 +14,7 @@ from heliograph_server.scheduler.split_memory import Place
 
 
 class LateRun:
-    """The values of one run: here, of a plan that exchanges nothing.
-
-    As a context, it ends the run for the other partitions.
-    """
+    """The values of one run: here, of a plan that exchanges nothing."""
 
     def before(self, number: int, abort: Abort) -> None:
         """Wait for the values that a split reads. Raises what `IncomingValues.wait` does."""
@@ -26,11 +22,8 @@ class LateRun:
     def behind(self, number: int, tensors: Mapping[Place, Tensor], abort: Abort) -> None:
         """Offer the results of a split."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        pass
+    def end(self, error: BaseException | None) -> None:
+        """End the run for the other partitions."""
 
 
 NOT_LATE = LateRun()
@@ -113,7 +106,7 @@ class LateValuesRun(LateRun):
         for place in places:
             self._late.ports.offer(place, self._number, tensors[made], abort)
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def end(self, error: BaseException | None) -> None:
         self._incoming.ask_ahead()
         # First report the end of the run, so that other partitions learn the cause before this one
         # cleans up.

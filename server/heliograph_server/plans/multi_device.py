@@ -100,7 +100,10 @@ class MultiDevicePlan(Plan):
 
     def expect_runs(self, last: int) -> None:
         """Note that a partition's runs up to this number follow, as steps of a loop; 0: the loop
-        has ended. Default: nothing."""
+        has ended. Each such run ends with `end_run`, or before the next one. Default: nothing."""
+
+    def end_run(self) -> None:
+        """End a partition's last run, which succeeded. Default: nothing."""
 
     @property
     def computed_us(self) -> Sequence[float]:
@@ -199,6 +202,12 @@ class LocalMultiPlan(MultiDevicePlan):
     """
 
     begins_writes = True
+    #: The start of the last run, by `time.perf_counter`.
+    _run_begun = 0.0
+    #: The last run that is known to follow.
+    _last_run = 0
+    #: A run that has computed, and not ended.
+    _unended: LateRun = NOT_LATE
 
     def __init__(
         self,
@@ -229,7 +238,8 @@ class LocalMultiPlan(MultiDevicePlan):
         self._input_places = _input_places(graph, late)
         self.loop_ports = exchanging.loop_ports if exchanging is not None else None
         assigned = dict.fromkeys(node.operands[0] for node in graph.nodes if node.op == "assign")
-        self._assigned = [bindings.variables[value] for value in assigned]
+        #: The numbers of the buffers of variables that splits assign to.
+        self._assigned = {id(bindings.variables[value].buffer) for value in assigned}
         self._plans: list[Plan] = []
         self._between = SplitMemoryMap(
             graph, resources.memories or [one.buffer_type for one in devices], resources.reserved
@@ -242,8 +252,6 @@ class LocalMultiPlan(MultiDevicePlan):
         #: began.
         self._took_us: list[tuple[float, float, float]] = []
         self.forget_times()
-        #: The start of the last run, by `time.perf_counter`.
-        self._run_begun = 0.0
         self._runner = SplitRunner(schedule, ended)
         try:
             lying = {(value, schedule.homes[value]): tensor for value, tensor in self._leaves.items()}
@@ -286,21 +294,35 @@ class LocalMultiPlan(MultiDevicePlan):
         if self._freed:
             raise UnknownHandleError("the plan was freed")
         self._run_begun = time.perf_counter()
+        self.end_run()
         with ExitStack() as stack:
             given = [self._lasting(tensor, stack) for tensor in inputs]
             tensors = self._tensors | dict(zip(self._input_places, given, strict=True))
             rank = self._precedences.rank() if self._precedences else 0
             late = self._late.run(exchange_run, self._tensors) if self._late is not None else NOT_LATE
-            copies = RunCopies(tensors, self._copy_threads)
-            with late, copies:
-                self._runner.run(partial(self._run_split, tensors, copies, late, rank, observe), abort)
-            for place, target in zip(self._returned, outputs, strict=True):
-                if target is not None:
-                    access.copy(tensors[place], target)
+            try:
+                with RunCopies(tensors, self._copy_threads) as copies:
+                    self._runner.run(partial(self._run_split, tensors, copies, late, rank, observe), abort)
+                for place, target in zip(self._returned, outputs, strict=True):
+                    if target is not None:
+                        access.copy(tensors[place], target)
+            except BaseException as error:
+                late.end(error)
+                raise
+        self._unended = late
+        if exchange_run > self._last_run:
+            self.end_run()
 
     def expect_runs(self, last: int) -> None:
+        self.end_run()
+        self._last_run = last
         if self._late is not None:
             self._late.ports.expect_runs(last)
+
+    def end_run(self) -> None:
+        # The caller sends first what others wait for.
+        late, self._unended = self._unended, NOT_LATE
+        late.end(None)
 
     def stepwise(self) -> Stepwise | None:
         """Return the plan in steps, for inputs from a command and fetched outputs.
@@ -354,7 +376,7 @@ class LocalMultiPlan(MultiDevicePlan):
 
     def _lasting(self, tensor: Tensor, stack: ExitStack) -> Tensor:
         """Return an input, or a copy of it if a split assigns to a variable in the same memory."""
-        if not any(tensor.buffer is one.buffer for one in self._assigned):
+        if id(tensor.buffer) not in self._assigned:
             return tensor
         buffer = self.device.buffer_type.allocate(tensor.type.nbytes, Usage.COMPUTE)
         stack.callback(buffer.free)

@@ -175,5 +175,5 @@ class SteppedRun:
 
     def _end(self, error: BaseException | None) -> None:
         if self._late is not None:
-            self._late.__exit__(type(error), error, None)
+            self._late.end(error)
         self._done(error)

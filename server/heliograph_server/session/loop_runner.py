@@ -197,6 +197,7 @@ class LoopRun:
                     links.give(self._outputs[(self.done - 1) % 2], abort, feeds, follows=follows)
                 self._unsent = len(self._loop.taps)
                 self._send_taps(observer, abort)
+                plan.end_run()
                 if follows:
                     with observer.outside():
                         follows = links.follows(abort)

@@ -108,6 +108,8 @@ class StepLinks:
             self._incoming = self._ports.expect(self._first + step, targets, self._exchange.arrivals)
             if step + 2 < most:
                 self._incoming.ask_ahead()
+            # It is over for long, but a step that follows must not wait for that.
+            self._ports.leave(self._first + step - 1)
 
     def give(
         self, outputs: Sequence[Tensor | None], abort: Abort, feeds: ToldFeeds, *, follows: bool
@@ -141,7 +143,6 @@ class StepLinks:
                 return False
         for place in range(len(self._heard), len(self._exchange.arrivals)):
             incoming.wait(place, abort)
-        self._ports.leave(self._first + self._step)
         return True
 
     def _hear(self, told: memoryview) -> bool:
@@ -157,6 +158,7 @@ class StepLinks:
     def end(self, error: BaseException | None) -> None:
         """End the loop here. The others receive the error, or take what they were told."""
         run = self._first + self._step
+        self._ports.leave(run - 1)
         if error is None:
             # Values that were given for a step that does not follow are dropped.
             self._ports.end(run, None if self._is_awaited else CancelledError("the loop has ended"))

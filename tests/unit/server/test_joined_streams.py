@@ -40,10 +40,14 @@ class Call:
 class Streams:
     """Both ends of a stream, and of a connection beside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, passes: bool = False) -> None:
+        """`passes`: the opener passes on what comes beside the call."""
         opener, taker = Call(), Call()
         opener.other, taker.other = taker, opener
+        self.passed: list[bytes] = []
         self.opener, self.taker = JoinedStream(opener, MOST_BYTES), JoinedStream(taker, MOST_BYTES)
+        if passes:
+            self.opener = JoinedStream(opener, MOST_BYTES, self.passed.append)
         self.calls = opener, taker
         self.sockets = socket.socketpair()
         #: How often the taker's connection was closed.
@@ -63,11 +67,11 @@ class Streams:
             one.close()
 
 
-def run(work: Callable[[Streams], Awaitable[None]]) -> Streams:
+def run(work: Callable[[Streams], Awaitable[None]], *, passes: bool = False) -> Streams:
     """Run a test on a loop, with a bound."""
 
     async def bounded() -> Streams:
-        streams = Streams()
+        streams = Streams(passes=passes)
         try:
             async with asyncio.timeout(SECONDS):
                 await work(streams)
@@ -108,6 +112,39 @@ def test_messages_keep_their_order_in_both_directions(seed: int) -> None:
         assert all(one.incoming.empty() for one in streams.calls)
 
     assert run(work).closed == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_messages_that_come_by_the_connection_are_passed_on_behind_those_of_the_call(seed: int) -> None:
+    dice = random.Random(seed)
+    print("seed", seed)
+    messages = [bytes([number]) * dice.choice((1, 500, 300_000)) for number in range(40)]
+    change = dice.randrange(len(messages))
+
+    async def read(streams: Streams) -> None:
+        while (message := await streams.opener.read()) is not aio.EOF:
+            streams.passed.append(message)
+            if not dice.randrange(3):
+                await asyncio.sleep(0)
+
+    async def work(streams: Streams) -> None:
+        reading = asyncio.ensure_future(read(streams))
+        for number, one in enumerate(messages):
+            if number == change:
+                streams.change_over()
+            await streams.taker.write(one)
+            if not dice.randrange(3):
+                await asyncio.sleep(0)
+        while len(streams.passed) < len(messages):
+            await asyncio.sleep(0)
+        assert streams.passed == messages
+        # From now on they need no reader.
+        reading.cancel()
+        await streams.taker.write(b"last")
+        while streams.passed[-1] != b"last":
+            await asyncio.sleep(0)
+
+    run(work, passes=True)
 
 
 def sent_now(stream: JoinedStream, message: bytes) -> bool:

@@ -48,7 +48,7 @@ class Values:
     def offer(self, place: int, tensor: object, abort: Abort) -> None:
         self.offered.append(place)
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def end(self, error: BaseException | None) -> None:
         self.ended = error
 
 
