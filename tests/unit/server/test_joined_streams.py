@@ -83,6 +83,15 @@ def run(work: Callable[[Streams], Awaitable[None]], *, passes: bool = False) -> 
 
 
 @pytest.mark.parametrize("seed", range(8))
+async def turns_until(is_so: Callable[[], bool]) -> None:
+    """Give other tasks turns of the loop until something is so."""
+    for _ in range(100_000):
+        if is_so():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it was not so after 100,000 turns of the loop")
+
+
 def test_messages_keep_their_order_in_both_directions(seed: int) -> None:
     dice = random.Random(seed)
     print("seed", seed)
@@ -135,14 +144,12 @@ def test_messages_that_come_by_the_connection_are_passed_on_behind_those_of_the_
             await streams.taker.write(one)
             if not dice.randrange(3):
                 await asyncio.sleep(0)
-        while len(streams.passed) < len(messages):
-            await asyncio.sleep(0)
+        await turns_until(lambda: len(streams.passed) == len(messages))
         assert streams.passed == messages
         # From now on they need no reader.
         reading.cancel()
         await streams.taker.write(b"last")
-        while streams.passed[-1] != b"last":
-            await asyncio.sleep(0)
+        await turns_until(lambda: streams.passed[-1] == b"last")
 
     run(work, passes=True)
 
