@@ -82,7 +82,6 @@ def run(work: Callable[[Streams], Awaitable[None]], *, passes: bool = False) -> 
     return asyncio.run(bounded())
 
 
-@pytest.mark.parametrize("seed", range(8))
 async def turns_until(is_so: Callable[[], bool]) -> None:
     """Give other tasks turns of the loop until something is so."""
     for _ in range(100_000):
@@ -92,6 +91,7 @@ async def turns_until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it was not so after 100,000 turns of the loop")
 
 
+@pytest.mark.parametrize("seed", range(8))
 def test_messages_keep_their_order_in_both_directions(seed: int) -> None:
     dice = random.Random(seed)
     print("seed", seed)
