@@ -102,6 +102,11 @@ def graphs(random: np.random.Generator) -> dict[str, Maker]:
         for kind in (np.float32, np.float16):
             sides = kernel.astype(kind), image.astype(kind)
             add("windows", lambda made, op=op, s=sides: made.node(op, *map(made.input, s), padding=(1, 1)))
+    packed = normal(random, 30, 20, 3, 3)
+    add(
+        "windows",
+        lambda made: made.node("conv_2d", made.weight(packed), made.input(image), padding=(1, 1)),
+    )
     return found
 
 

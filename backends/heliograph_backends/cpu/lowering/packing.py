@@ -11,7 +11,7 @@ from math import prod
 from heliograph_backends.cpu.kernels import PackedForm, RowGroups, WeightForm
 from heliograph_backends.cpu.kernels.program.stored_types import FORMS, GROUP_ROWS
 from heliograph_backends.cpu.lowering.products import STORED
-from heliograph_backends.cpu.lowering.windows import is_product
+from heliograph_backends.cpu.lowering.windows import is_direct, is_product
 from heliograph_backends.planning.groups import Group, Role
 from heliograph_backends.planning.layout import ValuePlace
 from heliograph_backends.planning.storage import is_weight
@@ -63,7 +63,8 @@ def _right_side(graph: Graph, places: Sequence[ValuePlace], node: Node, role: Ro
     """Return the operand of a native node that may have a form; -1 if there is none."""
     if role == "windows":
         types = [graph.type_of(value) for value in node.operands]
-        return 0 if is_product(node, types, places[node.operands[-1]].strides) else -1
+        strides = places[node.operands[-1]].strides
+        return 0 if is_product(node, types, strides) or is_direct(node, types, strides) else -1
     return RIGHT_SIDES.get(node.op, -1)
 
 

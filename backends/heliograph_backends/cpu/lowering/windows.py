@@ -7,9 +7,11 @@ that a few rows of data read a large kernel once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from heliograph_backends.cpu import kernels as k
 from heliograph_backends.cpu.kernels.program.elements import BRAIN, HALF
+from heliograph_backends.cpu.kernels.program.encoding_direct import direct_geometry
 from heliograph_backends.cpu.kernels.program.encoding_windows import MOST_TAPS, staged_lines, wide_bytes
 from heliograph_backends.cpu.kernels.program.tiles import MOST_PANELS
 from heliograph_backends.cpu.kernels.program.words import OUTER_DIMENSIONS, PANEL_COLUMNS
@@ -28,6 +30,10 @@ FORMS = {"f32": 0, "f16": HALF, "bf16": BRAIN}
 MOST_LINE_ELEMENTS = 2**20
 #: The largest size and padding of a kernel's image, whose places are numbers of 32 bits.
 MOST_SIZE = 2**28
+
+#: The speed of a direct convolution over that of a product with windows, if both fill their panels, of
+#: windows of one element, and of others.
+SINGLE_GAIN, WINDOWS_GAIN = 0.93, 1.05
 
 Strides = tuple[int, ...]
 
@@ -89,6 +95,10 @@ def append(
     if is_product(node, types, source.strides):
         _product(builder, types, places, epilogue, packed=packed)
         return
+    if packed:
+        packed_kernel = k.PackedOperand(weights.slot)
+        builder.direct(count, (inner, outer), geometry, (packed_kernel, source, target), epilogue)
+        return
     each, step = outer // groups, weights.strides[0]
     operands = (
         k.Operand(weights.slot, weights.offset, (0, each * step, step, kernel.dtype.block_bytes)),
@@ -133,6 +143,24 @@ def is_product(node: Node, types: Sequence[TensorType], strides: Strides) -> boo
     geometry, image = _geometry_of(node, types), TensorType(types[1].dtype, types[1].shape[1:])
     whole = geometry.image == geometry.window and geometry.padding == (0, 0)
     return whole and in_one_piece(image, strides[1:])
+
+
+def is_direct(node: Node, types: Sequence[TensorType], strides: Strides) -> bool:
+    """True if a node convolves with a kernel in its packed form, if it has one, and gains by it.
+    `strides`: those of the data."""
+    if node.op != "conv_2d" or node.attributes["groups"] != 1 or any(one.dtype is not F32 for one in types):
+        return False
+    geometry = direct_geometry(_geometry_of(node, types), types[0].shape[1], strides[-2:])
+    if geometry is None or not node.type.size:
+        return False
+    outer, places = types[0].shape[0], prod(geometry.result)
+    gain = SINGLE_GAIN if geometry.taps == 1 and geometry.step == (1, 1) else WINDOWS_GAIN
+    return gain * _filled(outer) > _filled(places)
+
+
+def _filled(count: int) -> float:
+    """Return the part of panels that so many columns fill."""
+    return count / (-(-count // PANEL_COLUMNS) * PANEL_COLUMNS)
 
 
 def _product(

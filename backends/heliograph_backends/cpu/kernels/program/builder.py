@@ -28,6 +28,7 @@ from heliograph_backends.cpu.kernels.program.encoding import (
     encode_rows,
     encode_soft_max,
 )
+from heliograph_backends.cpu.kernels.program.encoding_direct import encode_direct
 from heliograph_backends.cpu.kernels.program.encoding_experts import encode_experts
 from heliograph_backends.cpu.kernels.program.encoding_images import (
     Taps,
@@ -52,6 +53,7 @@ from heliograph_backends.cpu.kernels.program.program import (
     Experts,
     Geometry,
     Operand,
+    PackedOperand,
     Program,
     Rotation,
     StoredOperand,
@@ -173,6 +175,27 @@ class ProgramBuilder:
             lambda: encode_convolution(sizes, channels, geometry, operands, epilogue),
         )
         self._append(encoding, every)
+
+    def direct(
+        self,
+        images: int,
+        channels: tuple[int, int],
+        geometry: Geometry,
+        operands: tuple[PackedOperand, Operand, Operand],
+        epilogue: Elementwise | None = None,
+    ) -> None:
+        """Convolve as `convolution` does, with a kernel [k, channels out] that is packed; sizes are
+        images alone, and `direct_geometry` has the geometry."""
+        extra, instructions = epilogue[:2] if epilogue else ((), None)
+        kernel, data, result = operands
+        strides = [each.strides for each in (data, result, *extra)]
+        key = (Kind.CONVOLVE, images, channels, geometry, id(instructions), *strides)
+        encoding = self._encodings.find(
+            key,
+            instructions,
+            lambda: encode_direct(images, channels, geometry, operands, epilogue),
+        )
+        self._append(encoding, (kernel, data, result, *extra))
 
     def windows(
         self,

@@ -67,7 +67,7 @@ _LINE_BYTES = 64
 #: The elements of a vector.
 _LANES = PANEL_COLUMNS // 2
 #: The entries that each kind of epilogue needs.
-_NEEDS = {0: 0, 1: 0, 2: layout.FOR_CHAINS}
+EPILOGUE_NEEDS = {0: 0, 1: 0, 2: layout.FOR_CHAINS}
 
 
 def encode_convolution(
@@ -84,35 +84,35 @@ def encode_convolution(
     extra = epilogue or Elementwise((), ())
     strides = [flat_strides(each, sizes, geometry.result) for each in (result, *extra.operands)]
     check_body(extra, (*sizes, rows, columns), strides[1:])
-    _check_result(strides[0], columns)
+    check_result(strides[0], columns)
     if 0 in sizes or rows == 0 or columns == 0 or depth == 0:
         return NOTHING
     if geometry.taps > MOST_TAPS:
         raise ValueError(f"a window of {geometry.taps} elements: at most {MOST_TAPS}")
     *outer, plane, line, pixel = broadcast(data, len(sizes) + 3)
-    is_plain = _is_plain(geometry, line, pixel) and not geometry.narrow[0]
+    plain = is_plain(geometry, line, pixel) and not geometry.narrow[0]
     # The elements of a plain image are contiguous; a dimension of one element has no stride.
-    right = (*outer, plane, 4) if is_plain else (*outer, 0, 0)
+    right = (*outer, plane, 4) if plain else (*outer, 0, 0)
     space = cut_convolution(sizes, rows, columns, depth)
     words = operand_words(broadcast(kernel, len(sizes) + 2)) + operand_words(right)
     words += operand_words(strides[0])
     depth_block = UNPACKED_DEPTH_BLOCK // geometry.taps * geometry.taps
-    form = 1 if is_plain else layout.PATCHES
-    has, body, more = _encode_epilogue(epilogue, strides[1:])
+    form = 1 if plain else layout.PATCHES
+    has, body, more = encode_epilogue(epilogue, strides[1:])
     left = geometry.narrow[1]
     words += [depth, depth_block, left, form, 1, has]
-    packed_bytes = _rounded(packing_bytes(space, min(depth, depth_block), left > 0, True))
+    packed_bytes = rounded(packing_bytes(space, min(depth, depth_block), left > 0, True))
     words += [layout.EPILOGUE + len(body), *body]
     words += geometry_words(geometry, (plane, line, pixel), packed_bytes)
     nanoseconds = matmul_ns(prod(sizes), rows, columns, depth)
-    if not is_plain:
+    if not plain:
         packed = prod(sizes) * space.row_blocks * depth * -(-columns // PANEL_COLUMNS) * 2
         nanoseconds = max(nanoseconds, packed * _packing_ns(geometry, pixel))
     places = (layout.LEFT, layout.RIGHT, layout.PRODUCT, *(layout.EPILOGUE + place for place in more))
     code = step_words(Kind.MATMUL, space, words, nanoseconds, False)
     room = packed_bytes + wide_bytes(geometry, inner, space.column_block)
-    needs = 0 if is_plain else layout.FOR_PATCHES
-    return encoding_of([code], places, space, nanoseconds, room, more=needs | _NEEDS[has])
+    needs = 0 if plain else layout.FOR_PATCHES
+    return encoding_of([code], places, space, nanoseconds, room, more=needs | EPILOGUE_NEEDS[has])
 
 
 def encode_windows(
@@ -129,7 +129,7 @@ def encode_windows(
     strides = [flat_strides(each, sizes, geometry.result) for each in (result, *extra.operands)]
     (height, width), taps = geometry.result, geometry.taps
     check_body(extra, (*sizes, channels, height * width), strides[1:])
-    _check_result(strides[0], height * width)
+    check_result(strides[0], height * width)
     if 0 in sizes or channels == 0 or height * width == 0:
         return NOTHING
     if taps > MOST_TAPS:
@@ -137,16 +137,16 @@ def encode_windows(
     *outer, plane, line, pixel = broadcast(data, len(sizes) + 3)
     pitch, lines = geometry.pitch, staged_lines(geometry)
     long = lines * pitch if width < SHORT_LINE else 0
-    line_at = _rounded(8 * taps)
-    planes_at = line_at + _rounded(4 * (long + _BEHIND))
+    line_at = rounded(8 * taps)
+    planes_at = line_at + rounded(4 * (long + _BEHIND))
     staged = geometry.staged_elements(lines)
-    end = planes_at + _rounded(4 * (staged + _BEHIND))
+    end = planes_at + rounded(4 * (staged + _BEHIND))
     words = operand_words((*outer, plane, 0))
     words += (
         operand_words(broadcast(weights, len(sizes) + 2)) if weights else [-1, *[0] * (OPERAND_WORDS - 1)]
     )
     words += operand_words(strides[0])
-    has, body, more = _encode_epilogue(epilogue, strides[1:])
+    has, body, more = encode_epilogue(epilogue, strides[1:])
     by_channel = kind is Windowing.PRODUCT and _is_by_channel(geometry, channels, (line, pixel))
     words += [kind, pitch, line_at if long else 0, planes_at, has, end if by_channel else 0]
     words += geometry_words(geometry, (plane, line, pixel), end)
@@ -161,10 +161,10 @@ def encode_windows(
     places = [layout.WINDOWS_OF, *([layout.WINDOWS_WEIGHTS] if weights else []), layout.WINDOWED]
     places += [layout.WINDOWS_EPILOGUE + place for place in more]
     code = step_words(Kind.WINDOWS, space, words, nanoseconds, False)
-    return encoding_of([code], tuple(places), space, nanoseconds, end, more=_NEEDS[has])
+    return encoding_of([code], tuple(places), space, nanoseconds, end, more=EPILOGUE_NEEDS[has])
 
 
-def _encode_epilogue(
+def encode_epilogue(
     epilogue: Elementwise | None, strides: Sequence[Strides]
 ) -> tuple[int, list[int], tuple[int, ...]]:
     """Return the kind of an epilogue, its words, and the positions of its operands in them."""
@@ -260,7 +260,7 @@ def flat_step(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
     return down if width == 1 else None
 
 
-def _is_plain(geometry: Geometry, line: int, pixel: int) -> bool:
+def is_plain(geometry: Geometry, line: int, pixel: int) -> bool:
     """True if windows are single elements, each one once and in order, and lines have no gaps."""
     single = geometry[1:5] == ((1, 1), (1, 1), geometry.spread, (0, 0))
     return single and geometry.image == geometry.result and flat_step(geometry.image, (line, pixel)) == 4
@@ -278,7 +278,7 @@ def _packing_ns(geometry: Geometry, pixel: int) -> float:
     return RUN_NS * (_LANES // geometry.result[1] + 1)
 
 
-def _check_result(strides: Strides, columns: int) -> None:
+def check_result(strides: Strides, columns: int) -> None:
     if columns > 1 and strides[-1] != 4:
         raise ValueError("the result of windows needs contiguous planes")
 
@@ -319,5 +319,5 @@ def geometry_words(geometry: Geometry, strides: tuple[int, int, int], wide_at: i
     return [*strides, *image, result[1], *window, *step, *spread, *padding, *narrow, wide_at]
 
 
-def _rounded(size: int) -> int:
+def rounded(size: int) -> int:
     return -(-size // _LINE_BYTES) * _LINE_BYTES

@@ -412,6 +412,7 @@ class Kind(IntEnum):
     RUNNING = 17
     RESAMPLE = 18
     UNFOLD = 19
+    CONVOLVE = 20
 
 
 class Windowing(IntEnum):
@@ -472,6 +473,7 @@ TABLE: Final[dict[int, str]] = {
     Kind.WINDOWS: "windows_block",
     **dict.fromkeys((Kind.SORT, Kind.RUNNING), "searches_block"),
     **dict.fromkeys((Kind.RESAMPLE, Kind.UNFOLD), "images_block"),
+    Kind.CONVOLVE: "convolve_block",
     Place.PACK_PATCHES: "pack_patches",
     Place.FINISH_ROWS: "finish_rows",
     Place.STAGE_INTEGERS: "stage_integers",
@@ -483,7 +485,6 @@ FOR_STORED: Final = 1 << Place.MULTIPLY_FEW | 1 << Place.UNPACK_PANELS | 1 << Pl
 FOR_INTEGERS: Final = 1 << Place.STAGE_INTEGERS | 1 << Place.MULTIPLY_INTEGERS
 FOR_PATCHES: Final = 1 << Place.PACK_PATCHES
 FOR_CHAINS: Final = 1 << Place.FINISH_ROWS
-
 
 #: This plus a conversion of `elements`, in place of a kind: the entry of moves converts rows for
 #: other kernels. Below are the positions of the words that describe the rows; the step is that of

@@ -40,6 +40,7 @@ MODULES: Final = {
     "pack_row": "rows.stored_rows",
     "pack_patches": "windows.patches",
     "windows_block": "windows.planes",
+    "convolve_block": "windows.direct",
     "finish_rows": "windows.chains",
     "searches_block": "rows.searches",
     "images_block": "windows.images",

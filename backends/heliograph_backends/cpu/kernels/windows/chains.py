@@ -9,11 +9,13 @@ The most frequent chains have loops of their own, without a look at each link.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numba import types
 
 from heliograph_backends.cpu.kernels.elementwise.operations import FORMULAS
+from heliograph_backends.cpu.kernels.matmul.stored_words import transposed
 from heliograph_backends.cpu.kernels.program.words import (
     CHAIN_FORM,
     CHAIN_LEAST,
@@ -156,22 +158,28 @@ def chain_row(builder: Any, target: Any, links: Any, table: Any, length: Any, co
         builder.call(function, [target, links, table, length, whole, builder.sub(count, whole)])
 
 
-def _plain(form: int, *, by_lanes: bool) -> Any:
-    """Return the body of a function that applies a chain of this form to a row, or to rows that are
-    the lanes of vectors."""
+def _added(x: Lanes, other: Lanes) -> Lanes:
+    nothing = Lanes.constant(x.builder, 0.0)
+    return FORMULAS[Operation.ADD](x, other, nothing, nothing)
 
-    def value(builder: Any, x: Lanes, more: Lanes | None, numbers: list[Lanes]) -> Lanes:
-        bias, least, most = numbers
-        nothing = Lanes.constant(builder, 0.0)
-        x = FORMULAS[Operation.ADD](x, bias, nothing, nothing)
-        if more is not None:
-            x = FORMULAS[Operation.ADD](x, more, nothing, nothing)
-        operation = ACTIVATIONS.get(ChainForm(form & ~ChainForm.ADDED))
-        return x if operation is None else FORMULAS[operation](x, x, least, most)
+
+def _activated(form: int, x: Lanes, bounds: list[Lanes]) -> Lanes:
+    """Return what the last instruction of a form makes, if it has one."""
+    operation = ACTIVATIONS.get(ChainForm(form & ~ChainForm.ADDED))
+    return x if operation is None else FORMULAS[operation](x, x, *bounds)
+
+
+def _plain(form: int) -> Any:
+    """Return the body of a function that applies a chain of this form to a row."""
 
     def body(builder: Any, target: Any, bias: Any, more: Any, least: Any, most: Any, count: Any) -> None:
-        own = Lanes.load(builder, bias) if by_lanes else _broadcast_from(builder, bias)
-        numbers = [own, *(Lanes.broadcast(builder, one) for one in (least, most))]
+        own = Lanes.broadcast(builder, builder.load(pointer(builder, bias, F32)))
+        bounds = [Lanes.broadcast(builder, one) for one in (least, most)]
+
+        def value(x: Lanes, other: Lanes) -> Lanes:
+            x = _added(x, own)
+            return _activated(form, _added(x, other) if form & ADDED else x, bounds)
+
         whole = builder.and_(count, integer(-LANES * UNROLL))
         with loop(builder, integer(0), whole, LANES * UNROLL) as index:
             places = [builder.add(index, integer(LANES * part)) for part in range(UNROLL)]
@@ -180,33 +188,55 @@ def _plain(form: int, *, by_lanes: bool) -> Any:
                 for place in places
             ]
             for place, (x, other) in zip(places, pairs, strict=True):
-                made = value(builder, x, other if form & ChainForm.ADDED else None, numbers)
-                made.store(element(builder, target, place))
+                value(x, other).store(element(builder, target, place))
         with loop(builder, whole, count, LANES) as index:
             mask = tail_mask(builder, builder.sub(count, index))
             x, other = (
                 Lanes.load_masked(builder, element(builder, base, index), mask) for base in (target, more)
             )
-            made = value(builder, x, other if form & ChainForm.ADDED else None, numbers)
-            made.store_masked(element(builder, target, index), mask)
+            value(x, other).store_masked(element(builder, target, index), mask)
 
     return body
 
 
-def _broadcast_from(builder: Any, place: Any) -> Lanes:
-    return Lanes.broadcast(builder, builder.load(pointer(builder, place, F32)))
+def _turned(form: int) -> Any:
+    """Return the body of a function that writes the lanes of vectors as rows, with a chain of this
+    form applied."""
+
+    def body(
+        builder: Any, target: Any, target_row: Any, source: Any, bias: Any, more: Any, more_row: Any,
+        least: Any, most: Any, count: Any,
+    ) -> None:  # fmt: skip
+        own = Lanes.load(builder, bias)
+        bounds = [Lanes.broadcast(builder, one) for one in (least, most)]
+        with loop(builder, integer(0), count, LANES) as index:
+            mask = tail_mask(builder, builder.sub(count, index))
+            here = builder.add(source, builder.mul(index, integer(4 * LANES)))
+            places = [builder.add(here, integer(4 * LANES * number)) for number in range(LANES)]
+            vectors = [_added(Lanes.load(builder, place), own) for place in places]
+            if not form & ADDED:
+                vectors = [_activated(form, x, bounds) for x in vectors]
+            there, other = element(builder, target, index), element(builder, more, index)
+            for bits in transposed(builder, [x.bits() for x in vectors]):
+                x = Lanes.from_bits(builder, bits)
+                if form & ADDED:
+                    x = _activated(form, _added(x, Lanes.load_masked(builder, other, mask)), bounds)
+                    other = builder.add(other, more_row)
+                x.store_masked(there, mask)
+                there = builder.add(there, target_row)
+
+    return body
 
 
-def _by_form(builder: Any, form: Any, given: list[Any], *, by_lanes: bool) -> None:
+def _by_form(
+    builder: Any, form: Any, name: str, made: Callable[[int], Any], kinds: tuple[Any, ...], given: list[Any]
+) -> None:
     """Call the function of a form."""
-    name = "plain_lanes" if by_lanes else "plain_row"
     done = builder.append_basic_block(f"{name}.done")
     switch = builder.switch(form, done)
-    for number in [each for each in PLAIN_FORMS if not (by_lanes and each & ADDED)]:
+    for number in PLAIN_FORMS:
         with builder.goto_block(builder.append_basic_block(f"{name}.{number}")):
-            kinds = (I64, I64, I64, F32, F32, I64)
-            function = subroutine(builder, f"{name}_{number}", kinds, _plain(number, by_lanes=by_lanes))
-            builder.call(function, given)
+            builder.call(subroutine(builder, f"{name}_{number}", kinds, made(number)), given)
             switch.add_case(integer(number), builder.block)
             builder.branch(done)
     builder.position_at_end(done)
@@ -217,29 +247,47 @@ def plain_row(
     builder: Any, form: Any, target: Any, bias: Any, more: Any, least: Any, most: Any, count: Any
 ) -> None:
     """Apply a chain of a form with a loop of its own to `count` elements."""
-    _by_form(builder, form, [target, bias, more, least, most, count], by_lanes=False)
+    kinds = (I64, I64, I64, F32, F32, I64)
+    _by_form(builder, form, "plain_row", _plain, kinds, [target, bias, more, least, most, count])
 
 
-@emitted(types.void, *[types.int64] * 3, types.float32, types.float32, types.int64)
-def plain_lanes(builder: Any, form: Any, target: Any, bias: Any, least: Any, most: Any, count: Any) -> None:
-    """Apply a chain without an addend to `count` elements of vectors, whose lanes are rows."""
-    _by_form(builder, form, [target, bias, target, least, most, count], by_lanes=True)
+@emitted(types.void, *[types.int64] * 7, types.float32, types.float32, types.int64)
+def turned_lanes(
+    builder: Any, form: Any, target: Any, target_row: Any, source: Any, bias: Any, more: Any, more_row: Any,
+    least: Any, most: Any, count: Any,
+) -> None:  # fmt: skip
+    """Write the lanes of `count` vectors as sixteen rows, with a chain of a form applied.
+
+    Whole groups of sixteen vectors are read.
+    """
+    kinds = (*(I64,) * 6, F32, F32, I64)
+    given = [target, target_row, source, bias, more, more_row, least, most, count]
+    _by_form(builder, form, "turned_lanes", _turned, kinds, given)
 
 
 @jit
 def is_by_lanes(body: int) -> bool:
-    """True for a chain that `finish_lanes` applies: the numbers of rows lie side by side."""
+    """True for a chain that `write_lanes` applies: the numbers of rows lie side by side."""
     form, step = word(body, CHAIN_FORM), word(body, CHAIN_LINKS + LINK_OPERAND + ROW_STRIDE)
-    found: bool = form != OTHER and not form & ADDED and step == 4
+    found: bool = form != OTHER and step == 4
     return found
 
 
 @jit
-def finish_lanes(body: int, target: int, slots: int, scratch: int, row: int, places: int) -> None:
-    """Apply a chain to the vectors of so many places, whose lanes are the rows from `row` on."""
+def write_lanes(
+    body: int, target: int, target_row: int, vectors: int, slots: int, scratch: int, row: int, column: int,
+    places: int,
+) -> None:  # fmt: skip
+    """Write the lanes of vectors as rows from `row` on, at places from `column` on, with a chain
+    applied."""
+    form = word(body, CHAIN_FORM)
     least, most = float_of_bits(word(body, CHAIN_LEAST)), float_of_bits(word(body, CHAIN_MOST))
     bias = operand_address(body + 8 * (CHAIN_LINKS + LINK_OPERAND), slots, scratch, row, 0)
-    plain_lanes(word(body, CHAIN_FORM), target, bias, least, most, LANES * places)
+    more, more_row = target, target_row
+    if form & ADDED:
+        operand = body + 8 * (CHAIN_LINKS + LINK_WORDS + LINK_OPERAND)
+        more, more_row = operand_address(operand, slots, scratch, row, column), word(operand, ROW_STRIDE)
+    turned_lanes(form, target, target_row, vectors, bias, more, more_row, least, most, places)
 
 
 @jit

@@ -85,13 +85,14 @@ from heliograph_backends.cpu.kernels.vector.lanes import (
     local,
     loop,
     pointer,
+    prefetch,
     splat,
     subroutine,
     tail_mask,
     workspace,
 )
 from heliograph_backends.cpu.kernels.vector.space import convert_rows, locate, operand_address
-from heliograph_backends.cpu.kernels.windows.chains import finish_lanes, is_by_lanes
+from heliograph_backends.cpu.kernels.windows.chains import is_by_lanes, write_lanes
 from heliograph_backends.cpu.kernels.windows.channel_lanes import (
     clear_vectors,
     fetch,
@@ -106,6 +107,8 @@ PRODUCT, LARGEST = int(Windowing.PRODUCT), int(Windowing.LARGEST)
 _EVEN, _ODD = list(range(0, 2 * LANES, 2)), list(range(1, 2 * LANES, 2))
 #: Vectors of results that are computed together: side by side, and among each other.
 TOGETHER, ROWS = 4, 4
+#: Beyond the elements that are staged: images come from the third-level cache.
+PREFETCH_BYTES = 2048
 #: The side of square windows that have a loop of their own.
 SIDE = 3
 #: The kind of an epilogue that is a chain.
@@ -196,6 +199,7 @@ def _stage(across: int) -> Callable[..., None]:
                     places = builder.add(splat(builder, builder.trunc(at, I32), I32_VECTOR), numbers)
                     mask = builder.and_(builder.icmp_unsigned("<", places, edge), is_inside)
                     loaded = Lanes.load_masked(builder, element(builder, start, at), mask).value
+                    prefetch(builder, builder.add(element(builder, start, at), integer(PREFETCH_BYTES)))
                     parts.append(builder.select(mask, loaded, fills))
                 place = builder.add(skipped, index)
                 found = parts
@@ -440,6 +444,7 @@ def sum_by_channels(step: int, slots: int, scratch: int, row: int, rows: int, he
     finishes = finishes_lanes(step)
     source_row = word(step + 8 * WINDOWS_OF, ROW_STRIDE)
     weights_row = word(step + 8 * WINDOWS_WEIGHTS, ROW_STRIDE)
+    target_row = word(step + 8 * WINDOWED, ROW_STRIDE)
     taps = 4 * word(geometry, WINDOW_HEIGHT) * word(geometry, WINDOW_WIDTH)
     for channel in range(row, behind, LANES):
         source = operand_address(step + 8 * WINDOWS_OF, slots, scratch, channel, 0)
@@ -447,10 +452,12 @@ def sum_by_channels(step: int, slots: int, scratch: int, row: int, rows: int, he
         # Since they were used, the weights of other layers were in the cache.
         fetch(weights + LANES * weights_row, LANES * min(weights_row, taps))
         found = sum_channels(geometry, source, source_row, weights, weights_row, height, area)
-        if finishes:
-            finish_lanes(step + 8 * WINDOWS_EPILOGUE, found, slots, scratch, channel, places)
         target = operand_address(step + 8 * WINDOWED, slots, scratch, channel, 0)
-        from_lanes(target, found, word(step + 8 * WINDOWED, ROW_STRIDE), places)
+        if finishes:
+            body = step + 8 * WINDOWS_EPILOGUE
+            write_lanes(body, target, target_row, found, slots, scratch, channel, 0, places)
+        else:
+            from_lanes(target, found, target_row, places)
     return behind
 
 
