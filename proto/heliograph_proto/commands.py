@@ -495,10 +495,11 @@ class CompletionBatch:
     steps: tuple[tuple[int, int], ...] = ()
 
 
-def loop_ended() -> LoopEndedError:
-    """Return the error of a feed that no step took."""
+def loop_ended(why: HeliographError | None = None) -> LoopEndedError:
+    """Return the error of a feed that no step took; `why`: the error with which the loop ended."""
+    reason = "" if why is None else f": {why.message}"
     return LoopEndedError(
-        "the loop ended before a step took the feed",
+        f"the loop ended before a step took the feed{reason}",
         advice="start another loop with these values as its first inputs",
     )
 

@@ -63,7 +63,7 @@ class LoopFeeds:
         """
         box = self.known.get(run)
         if box is None:
-            self._settle(feed, loop_ended())
+            self._settle(feed, loop_ended(run.error))
             return
         if len(box.unsent) >= MOST_UNSENT:
             raise LimitExceededError(
@@ -110,7 +110,7 @@ class LoopFeeds:
             return
         self.unsent.pop(pending, None)
         for feed in box.unsent:
-            self._settle(feed, loop_ended())
+            self._settle(feed, loop_ended(pending.error))
         self._wake(box)
 
     def _wake(self, box: _Mailbox) -> None:

@@ -17,10 +17,10 @@ import grpc
 from grpc import aio
 
 from heliograph_proto.addresses import BEARER, MAX_TOKEN, TOKEN_KEY
-from heliograph_proto.codec.status import code_for, error_to_metadata
 from heliograph_proto.errors import HeliographError, PermissionDeniedError, UnauthenticatedError
 from heliograph_proto.sessions import Quota
 from heliograph_server.auth.clients import ClientCertificates
+from heliograph_server.auth.refusals import abort
 from heliograph_server.auth.tokens import TokenFile
 from heliograph_server.resources.principals import Principal, Right, called_by, current_principal
 
@@ -124,7 +124,6 @@ Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], "Awaitable[Handler
 #: The least time between two log lines about refused calls.
 REFUSALS_SECONDS = 10.0
 _SHOW = "pass a token: hg.connect(url, token=...), $HELIOGRAPH_TOKEN, or the URL that heliograph serve prints"
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class AuthInterceptor(aio.ServerInterceptor):
@@ -189,7 +188,7 @@ class AuthInterceptor(aio.ServerInterceptor):
             logger.warning("a call of %s by %s was refused: %s%s", name, caller, error.message, others)
         else:
             self._unlogged += 1
-        await context.abort(_CODES[code_for(error)], error.message, error_to_metadata(error))
+        await abort(context, error)
 
     def _refusing(self, error: HeliographError, method: str) -> Handler:
         """A handler that refuses a call of any kind at once, before its messages are read."""

@@ -31,8 +31,9 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from heliograph_proto.addresses import Address
+from heliograph_server.auth.refusals import abort
 from heliograph_server.config.sockets import host_and_port
-from heliograph_server.rpc.errors import abort, refusal_of
+from heliograph_server.rpc.errors import refusal_of
 from heliograph_server.rpc.listening import bind, probe_options
 from heliograph_server.rpc.receiving import first_of
 

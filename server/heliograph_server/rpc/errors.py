@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import Awaitable
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc import aio
 
-from heliograph_proto.codec.status import code_for, error_to_metadata
 from heliograph_proto.errors import HeliographError, ProtocolError
 from heliograph_server.resources.failures import typed
 
@@ -47,21 +44,3 @@ def refusal_of(error: Exception, doing: str) -> HeliographError:
     if isinstance(error, DecodeError):
         return ProtocolError("a message could not be decoded", advice="is the client a Heliograph client?")
     return typed(error, doing).anew()
-
-
-async def abort(context: aio.ServicerContext[Any, Any], error: HeliographError) -> NoReturn:
-    """End a call with an error."""
-    # gRPC sends the details in a header, which must be short and on one line.
-    details = " ".join(error.message.split())[:1000]
-    try:
-        await context.abort(_CODES[code_for(error)], details, error_to_metadata(error))
-    except aio.InternalError:
-        raise call_is_over() from None
-
-
-def call_is_over() -> asyncio.CancelledError:
-    """Return the error of a handler whose call ended under a write.
-
-    gRPC would log its own as a defect, with a traceback that keeps the whole server.
-    """
-    return asyncio.CancelledError("the call is over")

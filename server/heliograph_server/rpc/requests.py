@@ -27,9 +27,10 @@ from grpc import aio
 from heliograph_proto.codec.wire import cut_out, leading_bytes
 from heliograph_proto.errors import CancelledError, DeadlineExceededError, LimitExceededError, ProtocolError
 from heliograph_proto.sessions import Limits
+from heliograph_server.auth.refusals import abort, call_is_over
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.decoding import MOST_GROWTH, decode, graph_path
-from heliograph_server.rpc.errors import abort, call_is_over, forgetting, refusal_of
+from heliograph_server.rpc.errors import forgetting, refusal_of
 from heliograph_server.rpc.receiving import first_of, next_of
 from heliograph_server.runtime.host_slot import HostSlot
 from heliograph_server.session.staging import Staging

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -433,7 +434,9 @@ def test_a_member_that_joins_and_is_lost_again_and_again_is_left_alone_longer_an
         pool = pools(f"static:bad={url}")
         assert made.wait_for(4)
         pool.close()
-    assert sum("is lost" in one.getMessage() for one in caplog.records) == 1
+    # It may hang up before it has joined, or after.
+    reasons = Counter(one.getMessage() for one in caplog.records)
+    assert set(reasons.values()) == {1}, reasons
 
 
 def test_a_member_that_answers_nothing_but_the_handshake_is_no_hang(

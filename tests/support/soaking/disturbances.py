@@ -138,7 +138,8 @@ class Disturber:
 
     def _drain(self, one: Disturbance) -> None:
         one.clients = self._site.names
-        one.classes = frozenset({"DrainingError", "SessionClosedError"})
+        # A feed whose loop the drain ended has the loop's reason in its text.
+        one.classes = frozenset({"DrainingError", "SessionClosedError", "LoopEndedError"})
         self._site.operator.drain(self._chance.choice((0.2, 5.0)), stay=True)
         self._wait(0.2, 0.8)
         self._site.operator.undo_drain()

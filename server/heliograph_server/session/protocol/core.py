@@ -521,7 +521,7 @@ class SessionCore:
             self._completions.append(result)
         if state.unread is not None:
             # An interrupted loop sends and takes no more values, while its step may go on for long.
-            self.feeds.end(state.task)
+            self.feeds.end(state.task, state.error)
             self._context.give_back(state, state.unread.most_bytes)
         if state.timed:
             self._instructions.append(Disarm(state.sequence))

@@ -298,13 +298,13 @@ class LoopFeeds:
         else:
             self._end(state, c.Completion(sequence, steps=result))
 
-    def end(self, task: Task | FreeTask | None) -> None:
-        """Fail the feeds that a loop did not take before its end."""
+    def end(self, task: Task | FreeTask | None, why: HeliographError | None) -> None:
+        """Fail the feeds that a loop did not take before its end, or before its error."""
         mailbox = _mailbox_of(task)
         for number in mailbox.close() if mailbox is not None else ():
             self._handed_on.pop(number, None)
             state = self._commands[number]
-            state.error = state.error or loop_ended().from_command(number)
+            state.error = state.error or loop_ended(why).from_command(number)
             self._end(state, c.Completion(number))
 
 
