@@ -33,7 +33,7 @@ COMPILE = $(BIN)/heliograph warmup && \
 # Thousands of modules are imported by hundreds of processes: their bytecode is kept, even where an image says no.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo demo-pool demo-survive test test-fast test-long test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-web bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
+.PHONY: help docs demo demo-pool demo-survive test test-fast test-long test-onnx test-torch simulate fuzz faults cuts kills soak test-deploy test-hosts test-peers test-peer-types test-ray test-gpu bench-gpu bench-pool bench-llm bench-web bench-start bench-training greed lint types unit generate op-pages plan-pictures proto bench bench-quick figures test-clients test-web
 .PHONY: peers constraints clean wheel test-wheel
 
 help:
@@ -67,6 +67,7 @@ help:
 	@echo "make bench-training  a step of training PyTorch modules beside eager torch (ONLY='resnet gpt' for some)"
 	@echo "make bench-llm     figures of language models beside llama.cpp (ONLY='llm-...' for some)"
 	@echo "make bench-web     what the dashboard costs a daemon, and its page in a browser"
+	@echo "make bench-start   a first start with empty caches, from a checkout and from a wheel"
 	@echo "make bench-pool    figures of pools of hosts, in network namespaces (ONLY='pool-...' for some)"
 	@echo "make peers         what 'make bench' compares with; ggml-rpc is built from source, once, in about 8 minutes"
 	@echo "make test-gpu      conformance on a GPU, beside the CPU and under compute-sanitizer (GPU_PYTHON=python3, OUT=dist/gpu)"
@@ -206,8 +207,8 @@ test-ray: .venv-ray/.ray
 	elif ! why=$$($(RAY_HOST) ip link set lo up 2>&1); then echo "skipped: no network namespace: $$why"; \
 	else $(RAY_HOST) sh -c 'ip link set lo up; .venv-ray/bin/python -m pytest -q -rs tests/system/test_ray*.py; exit $$?'; fi
 
-# Less than eight minutes, beside the wheel and the kernels, which are kept.
-bench: $(VENV)/.bench wheel
+# Less than eight minutes, beside the kernels, which are kept.
+bench: $(VENV)/.bench
 	$(BIN)/heliograph warmup
 	$(BIN)/python tests/bench/run.py $(if $(ONLY),--only $(ONLY)) $(if $(BENCH_JSON),--json $(BENCH_JSON))
 
@@ -234,6 +235,9 @@ bench-llm: $(VENV)/.bench
 bench-web: $(VENV)/.bench
 	$(BIN)/heliograph warmup
 	$(BIN)/python tests/bench/run.py --only $(or $(ONLY),'web*') $(if $(BENCH_JSON),--json $(BENCH_JSON))
+
+bench-start: $(VENV)/.bench wheel
+	$(BIN)/python tests/bench/run.py --only 'startup-cold' 'startup-wheel' $(if $(BENCH_JSON),--json $(BENCH_JSON))
 
 bench-pool: $(VENV)/.bench
 	$(AS_ROOT) $(BIN)/python tests/bench/run.py --only $(or $(ONLY),'pool-*') $(if $(BENCH_JSON),--json $(BENCH_JSON))

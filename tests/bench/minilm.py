@@ -28,7 +28,9 @@ BARS = {1: 0.4, 8: 0.6, 32: 0.7}
 COMPILED_BAR = 1.0
 #: Peers by figure; of several, the fastest counts.
 PEERS = {"": ("eager", "sdpa"), "-compile": ("compile",), "-onnxruntime": ("onnxruntime",)}
-ROUNDS, RUNS = 5, 20
+ROUNDS = 5
+#: Runs in a round, by the number of sentences.
+RUNS = {1: 20, 8: 12, 32: 6}
 #: OpenMP's idle threads spin for a while after each of the peer's runs; ours must not pay for that.
 SETTLE_SECONDS = 0.3
 
@@ -74,7 +76,7 @@ def _batch_figure(
             print(f"no figure of MiniLM beside {name}: {answered}", file=sys.stderr)
             continue
         theirs: Callable[[int], list[float]] = partial(peer.seconds, name, batch)
-        medians[name] = paired_medians(ours, theirs, ROUNDS, RUNS)
+        medians[name] = paired_medians(ours, theirs, ROUNDS, RUNS[batch])
     if not medians:
         return
     fastest = min(medians, key=lambda name: medians[name][1])

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,8 +36,8 @@ INTRODUCTION = """\
 `make figures` measures and writes this page. Each figure stands beside a peer or a limit that was
 measured in the same run, in turns with it. The ratio is ours divided by the peer's; smaller is
 better. It is the median of the rounds, with the least and the most of them behind it. A figure is
-`ok` if its ratio is at most its bar, else `short`. Times on another machine differ; ratios differ
-less.
+`ok` if its ratio is at most its bar, else `short`; a few are measured without a bar. Times on
+another machine differ; ratios differ less.
 """
 PICTURE_TEXT = """\
 ## History
@@ -54,10 +55,11 @@ def page(found: Row) -> str:
     rows = found["figures"]
     limits = [row for row in rows if row["name"].startswith(LIMITS)]
     others = [row for row in rows if not row["name"].startswith(LIMITS)]
-    ok, minutes = sum(row["ok"] for row in others), sum(found["seconds"].values()) / 60
+    barred = [row for row in others if isfinite(row["bar"])]
+    ok, minutes = sum(row["ok"] for row in barred), sum(found["seconds"].values()) / 60
     parts = [
         INTRODUCTION,
-        f"{ok} of {len(others)} figures are ok. Measuring took {minutes:.0f} minutes.\n",
+        f"{ok} of {len(barred)} figures are ok. Measuring took {minutes:.0f} minutes.\n",
         "## Machine\n",
         table(("", ""), found["about"].items()),
     ]
@@ -77,7 +79,7 @@ def cells(row: Row) -> Sequence[str]:
     """Return the cells of a figure."""
     spread = f"{row['least']:.2f} to {row['most']:.2f}" if row["least"] != row["most"] else ""
     numbers = (short(row["ours"]), short(row["peer"]), row["unit"], f"{row['ratio']:.2f}", spread)
-    verdict = (f"{row['bar']:.2f}", "ok" if row["ok"] else "short")
+    verdict = (f"{row['bar']:.2f}", "ok" if row["ok"] else "short") if isfinite(row["bar"]) else ("", "")
     return row["name"], *numbers, *verdict, row["against"], row["note"]
 
 
@@ -114,7 +116,7 @@ def with_run(lines: Sequence[str], found: Row) -> list[str]:
     ratios = {
         row["name"]: [row["benchmark"], round(row["ratio"], 4), row["bar"]]
         for row in found["figures"]
-        if not row["name"].startswith(LIMITS)
+        if isfinite(row["bar"])
     }
     kept = [line for line in lines if not _is_same(json.loads(line), run)]
     return [*kept, json.dumps({**run, "figures": ratios}, separators=(",", ":"))][-MOST_RUNS:]

@@ -2,7 +2,8 @@
 
 A short figure does not fail the command, and neither does a benchmark that cannot be measured
 here: the reason is printed. `--only` takes patterns, `--json` a file for `report.py`. Benchmarks of
-pools, language models and the dashboard, which take minutes, have targets of their own.
+pools, language models, the dashboard and starts with empty caches, which take minutes, have targets
+of their own.
 
 Each benchmark has a process of its own: beside the objects and threads that others left behind, one
 that plans in Python took twice its time.
@@ -102,8 +103,8 @@ QUICK = (
     "uploads-hash",
 )
 #: The beginnings of names of benchmarks of `make bench-pool`, which `make figures` leaves out too
-#: since they need rights, and of `make bench-llm` and `make bench-web`.
-POOLS, APART = ("pool-",), ("llm-", "web")
+#: since they need rights, and of `make bench-llm`, `make bench-web` and `make bench-start`.
+POOLS, APART = ("pool-",), ("llm-", "web", "startup-cold", "startup-wheel")
 #: How long a benchmark that is interrupted may take to end its daemons and peers.
 END_SECONDS = 30
 #: The share of the rounds that benchmarks name which are measured: in `make bench`, and in a quick
@@ -258,7 +259,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], metavar="PATTERN")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--all", action="store_true", help="language models and the dashboard too")
+    parser.add_argument("--all", action="store_true", help="also those with targets of their own, but pools")
     parser.add_argument("--alone", choices=BENCHMARKS, help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="some figures, in a minute")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="measure all N times (1)")

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 
 from figures import Figure, shared
@@ -97,7 +98,8 @@ def cold() -> Iterator[Figure]:
     with _no_kernels():
         served, embedded = _first(sys.executable, os.environ)
     yield Figure("startup/cold-health", served, COLD_SECONDS, 1.0, "s", "3 s without kernels")
-    yield Figure("startup/cold-embedding", embedded, EMBEDDING_SECONDS, 1.0, "s", "15 s without kernels")
+    # A checkout compiles its kernels, which a wheel has; it is measured, and has no bar.
+    yield Figure("startup/cold-embedding", embedded, EMBEDDING_SECONDS, inf, "s", "15 s, the wheel's bar")
 
 
 def wheel() -> Iterator[Figure]:
