@@ -40,7 +40,7 @@ from heliograph_proto.errors import (
 from heliograph_proto.v1 import keeper_pb2
 from heliograph_server.links import links
 from heliograph_server.resources.failures import typed
-from heliograph_server.state.files import READ_BYTES, Spaces
+from heliograph_server.state.files import READ_BYTES, ReadSpace
 from heliograph_server.state.medium import Each, MediumLostError, ReadBlock
 
 logger = logging.getLogger(__name__)
@@ -453,7 +453,7 @@ class KeeperMedium:
             yield partial(self._block, path, offset, min(READ_BYTES, size_bytes - offset))
 
     def _block(
-        self, path: str, offset: int, size_bytes: int, spaces: Spaces
+        self, path: str, offset: int, size_bytes: int, spaces: ReadSpace
     ) -> tuple[memoryview, memoryview]:
         space = spaces.take(size_bytes)
         read = 0

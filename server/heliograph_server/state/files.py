@@ -151,7 +151,7 @@ def _write_all(file: int, piece: memoryview) -> None:
                 raise
 
 
-class Spaces:
+class ReadSpace:
     """Memory of reads, which is used again: fresh memory is slow. Thread-safe."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Spaces:
             self._free.append(space)
 
 
-def read_blocks(path: Path) -> Iterator[Callable[[Spaces], tuple[memoryview, memoryview]]]:
+def read_blocks(path: Path) -> Iterator[Callable[[ReadSpace], tuple[memoryview, memoryview]]]:
     """Return functions that read a file, a block each, for any threads: the bytes, and the space
     that they are in. They raise OSError, as this does."""
     size_bytes = os.lstat(path).st_size
@@ -180,7 +180,7 @@ def read_blocks(path: Path) -> Iterator[Callable[[Spaces], tuple[memoryview, mem
         yield partial(_read_block, path, offset, min(READ_BYTES, size_bytes - offset))
 
 
-def _read_block(path: Path, offset: int, size_bytes: int, spaces: Spaces) -> tuple[memoryview, memoryview]:
+def _read_block(path: Path, offset: int, size_bytes: int, spaces: ReadSpace) -> tuple[memoryview, memoryview]:
     space = spaces.take(size_bytes)
     file = os.open(path, _READ)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from heliograph_proto.errors import SnapshotFailedError
-from heliograph_server.state.files import Spaces
+from heliograph_server.state.files import ReadSpace
 
 #: The numbers of errors that say that a medium is full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -20,7 +20,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Makes a call for each path: one after the other, or on threads.
 Each: TypeAlias = "Callable[[Callable[[str], None], Iterable[str]], Iterator[None]]"
 #: Reads a block of a file: its bytes, and the space that they are in. Raises OSError.
-ReadBlock: TypeAlias = "Callable[[Spaces], tuple[memoryview, memoryview]]"
+ReadBlock: TypeAlias = "Callable[[ReadSpace], tuple[memoryview, memoryview]]"
 
 
 class MediumLostError(SnapshotFailedError):

@@ -31,7 +31,7 @@ from itertools import chain
 
 from heliograph_proto.digests import DIGEST_BYTES, digest_of, hasher
 from heliograph_proto.errors import SnapshotFailedError
-from heliograph_server.state.files import THREADS, Copies, Spaces, ahead
+from heliograph_server.state.files import THREADS, Copies, ReadSpace, ahead
 from heliograph_server.state.image import MOST_BYTES, Image, decode_image, encode_image
 from heliograph_server.state.medium import Medium, MediumLostError, ReadBlock
 
@@ -188,7 +188,7 @@ class StateStore:
 
     def read_all(self, digests: Sequence[bytes]) -> Iterator[memoryview]:
         """As `read`, for contents one after the other. Threads read ahead."""
-        spaces, taken = Spaces(), hasher()
+        spaces, taken = ReadSpace(), hasher()
         blocks = list(self._blocks(digests, spaces))
         for block in ahead(blocks) if len(blocks) > 1 else (one() for one in blocks):
             if not block.is_checked:
@@ -200,7 +200,7 @@ class StateStore:
                 self._check(block.digest, taken.digest())
                 taken = hasher()
 
-    def _blocks(self, digests: Iterable[bytes], spaces: Spaces) -> Iterator[Callable[[], _Block]]:
+    def _blocks(self, digests: Iterable[bytes], spaces: ReadSpace) -> Iterator[Callable[[], _Block]]:
         """Return functions that read contents."""
         for digest in digests:
             with self._reading(digest):
@@ -209,7 +209,9 @@ class StateStore:
                 is_last = number == len(blocks)
                 yield partial(self._read, digest, read, spaces, is_last, is_last and number == 1)
 
-    def _read(self, digest: bytes, read: ReadBlock, spaces: Spaces, is_last: bool, is_whole: bool) -> _Block:
+    def _read(
+        self, digest: bytes, read: ReadBlock, spaces: ReadSpace, is_last: bool, is_whole: bool
+    ) -> _Block:
         with self._reading(digest):
             piece, space = read(spaces)
         if is_whole:

@@ -17,7 +17,7 @@ from heliograph_server.state.files import (
     BLOCK_BYTES,
     LEAST_DIRECT_BYTES,
     READ_BYTES,
-    Spaces,
+    ReadSpace,
     ahead,
     aligned_bytes,
     read_blocks,
@@ -39,7 +39,7 @@ def random_bytes(size_bytes: int) -> memoryview:
 
 
 def read_back(path: Path) -> bytes:
-    spaces = Spaces()
+    spaces = ReadSpace()
     return b"".join(bytes(one(spaces)[0]) for one in read_blocks(path))
 
 
