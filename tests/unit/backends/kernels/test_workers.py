@@ -75,6 +75,30 @@ def test_a_helper_that_sleeps_where_the_leader_is_wakes_elsewhere(random: np.ran
 
 
 @on_linux
+def test_a_helper_that_sleeps_elsewhere_is_not_woken_where_the_leader_is(
+    random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system would take it there, also from an idle processor."""
+    allowed = os.sched_getaffinity(0)
+    here, *others = sorted(allowed)
+    if not others:
+        pytest.skip("there is one processor")
+    layer = Layer(random)
+    with WorkerPool(2) as pool:
+        park_on(pool, layer, others[0])
+        given: list[set[int]] = []
+        place = os.sched_setaffinity
+
+        def note(thread: int, processors: set[int]) -> None:
+            given.append(set(processors))
+            place(thread, processors)
+
+        monkeypatch.setattr(os, "sched_setaffinity", note)
+        pool.wake(1, here)
+        assert given == [set(others), allowed]
+
+
+@on_linux
 def test_a_helper_that_was_sent_elsewhere_may_be_anywhere_again(random: np.random.Generator) -> None:
     layer = Layer(random)
     with WorkerPool(3) as pool:

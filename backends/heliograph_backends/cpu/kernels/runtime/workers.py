@@ -7,11 +7,13 @@ that calls `BoundProgram.run` is worker 0. A helper that wakes up after the end 
 nothing.
 
 A helper on the leader's processor would wait until the leader yields, and the run would not be
-shared. Linux wakes a thread there even with idle processors: it leaves a thread where it slept
+shared. Linux wakes a thread there even with idle processors. It leaves a thread where it slept
 unless it finds an idle processor, and it does not look for one among few that share a cache while
-these have been busy for half of the time (`SIS_UTIL` in its kernel/sched/fair.c). The leader may
-have woken on that processor in the meantime. So at the start of a run the leader moves such a
-helper: it removes its own processor from those allowed for the helper, wakes it, and restores them.
+these have been busy for half of the time (`SIS_UTIL` in its kernel/sched/fair.c); the leader may
+have woken on that processor in the meantime. Or it takes the thread to the processor that wakes it:
+on a virtual machine with two processors it did so after every sleep, and helpers missed the runs of
+two milliseconds. So the leader removes its own processor from those allowed for a helper that
+sleeps, wakes it, and restores them. A helper that is where another worker is goes where none is.
 Helpers are not pinned during a run, and the system may move them.
 """
 
@@ -177,19 +179,17 @@ class WorkerPool:
         return self.scratch.reserve(helpers)
 
     def wake(self, helpers: int, processor: int = UNKNOWN) -> None:
-        """Wake the parked ones of the first `helpers` for a new run. Move helpers that share a
-        processor with each other or with the calling thread, which is on `processor`.
+        """Wake the parked ones of the first `helpers` for a new run, away from the calling thread,
+        which is on `processor`. Move helpers that share a processor with another worker.
         """
         chosen = self._helpers[:helpers]
         places = [helper.processor for helper in chosen]
         moved = colliding(processor, places)
-        for number in moved:
-            helper = chosen[number]
-            with helper.elsewhere(choices(helper.allowed, processor, places)):
-                helper.wake_if_parked()
         for number, helper in enumerate(chosen):
-            if number not in moved:
-                helper.wake_if_parked()
+            if number in moved or helper.parked:
+                others = places if number in moved else ()
+                with helper.elsewhere(choices(helper.allowed, processor, others)):
+                    helper.wake_if_parked()
 
     def close(self) -> None:
         """End the helper threads and wait for them; not during a run."""
