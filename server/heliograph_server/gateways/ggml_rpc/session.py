@@ -67,6 +67,8 @@ class GatewaySession:
         self._unawaited = 0
         self.piece_bytes = self.info.limits.inline_bytes
         self._most_bytes = max(self.piece_bytes, self.info.limits.in_flight_bytes // 4)
+        #: The piece that was read last: fresh memory for each would cost the system a page at a time.
+        self._read = bytearray()
         self._on_lost = on_lost
         self._turns, self._compile_seconds = turns, compile_seconds
         self._memory = QuietMemory(self._session.inside)
@@ -209,11 +211,14 @@ class GatewaySession:
             self.send(command)
 
     def get(self, tensor: int, offset: int, size: int) -> c.Bytes:
-        """Return bytes, of one piece at most, after all that was sent before."""
+        """Return bytes, of one piece at most, after all that was sent before; valid until the next
+        call."""
         self.flush()
         self._check()
-        found = bytearray(size)
-        if self._memory.read(tensor, offset, memoryview(found)):
+        if len(self._read) < size:
+            self._read = bytearray(size)
+        found = memoryview(self._read)[:size]
+        if self._memory.read(tensor, offset, found):
             return found
         self._in_flight_bytes = 0
         return self.call(c.GetTensor(tensor, offset, size)).data
