@@ -16,6 +16,7 @@ from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.resources.principals import Principal
 from heliograph_server.runtime.host import Host
 from heliograph_server.session.parts.quiet_memory import QuietMemory
+from heliograph_server.session.parts.runs_alone import RunsAlone
 
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ class GatewaySession:
         self._on_lost = on_lost
         self._turns, self._compile_seconds = turns, compile_seconds
         self._memory = QuietMemory(self._session.inside)
+        self._runs = RunsAlone(self._session.inside)
         # Nothing interrupts the connection's thread.
         self._session.attach(self._apply, self._lose, at_once=lambda: True)
 
@@ -238,8 +240,13 @@ class GatewaySession:
     def run(self, run: c.RunCommand, copies: Sequence[c.CopyTensor]) -> None:
         """Send a run, and copies of its results. Raises its error if that is known, or one of
         before."""
-        self.send(run)
         self.flush()
+        self._check()
+        if self._runs.run(run):
+            self._sequence += 1
+        else:
+            self.send(run)
+            self.flush()
         self._check()
         for one in copies:
             if self._held or not self._memory.copy(one.source, one.destination):
