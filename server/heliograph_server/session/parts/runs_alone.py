@@ -1,9 +1,9 @@
 """Runs of a session that has no command under way, on the thread that submits its commands.
 
 Such a run is the next command of the session, and can be aborted as any other. But nothing can
-stand before it, nothing comes behind it before it ends, and it takes and gives no bytes. So it needs
-no validation, no place among the users of each tensor, and no queue. Runs that repeat an earlier one
-are done so; others are refused, and the caller sends a command.
+stand before it, nothing comes behind it before it ends, and it takes and gives no bytes. So it
+needs no validation, no place among the users of each tensor, and no queue. A run that repeats an
+earlier one is done so; others are refused, and the caller sends a command.
 """
 
 from __future__ import annotations
