@@ -150,7 +150,7 @@ def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
     """Claim and run tiles of a shared step until none is left, or the run is paused. After an
     abort, tiles are claimed but not run."""
     tiles, shares, kind = word(step, TILES), word(control, WORKERS), word(step, KIND)
-    if kind == ATTENTION or kind == EXPERTS:
+    if kind in (ATTENTION, EXPERTS):
         shares *= UNEVEN
     most = word(step, MOST_CLAIMED)
     counter = control + 8 * (COUNTERS + word(step, COUNTER) * COUNTER_WORDS)
