@@ -25,7 +25,7 @@ BOUNDS = {
     ),
     "ggml-rpc/decode-*": (
         "A token reads 200 MB of f16: two processors that do nothing else take 2.6 to 4.2 ms for that, from "
-        "one minute to the next, and llama.cpp in process takes 4.5, of which 0.3 are its own. Beside the "
+        "one minute to the next, and llama.cpp in process takes 4.5 at its shortest. Beside the "
         "kernels the daemon takes 0.31 ms, in Python whose code has left the caches meanwhile: 0.08 from the "
         "graph's message to its turn, 0.07 to bind memory and free it, 0.1 for the end of turn and command, "
         "and 0.05 for results that lie over what the graph reads."
