@@ -347,6 +347,9 @@ class PlanHandle:
     #: The tensors of the client that a run wrote and used last, which do not overlap. They may be
     #: freed meanwhile.
     separate: tuple[tuple[ref[TensorHandle], ...], tuple[ref[TensorHandle], ...]] = ((), ())
+    #: The storages of its own tensors, and those that it writes, each once; empty: not known yet.
+    storages: tuple[HandleStorage, ...] = ()
+    written_storages: tuple[HandleStorage, ...] = ()
 
     def __post_init__(self) -> None:
         self.weights = self.bound.weight_tensors

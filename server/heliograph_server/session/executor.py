@@ -102,7 +102,7 @@ class Executor:
     """
 
     def __init__(self, services: SessionServices, book: RunBook, name: str, log_fields: LogFields) -> None:
-        self._name, self._log_fields, self._book = name, log_fields, book
+        self._name, self._log_fields, self.book = name, log_fields, book
         self._limits = services.limits
         self._devices = services.devices
         self._device_locks = services.device_locks
@@ -140,7 +140,7 @@ class Executor:
         self._untold: dict[str, Any] = {}
         #: The memory shared with the client, once it was requested.
         self.shared: SealedMemory | None = None
-        self._aborts: dict[int, Abort] = {}
+        self.aborts: dict[int, Abort] = {}
         self._timers: dict[int, Timer] = {}
         self._waiters: dict[int, Future[None]] = {}
         self._on_batch: Callable[[CompletionBatch], None] | None = None
@@ -167,7 +167,7 @@ class Executor:
             self,
             self._observers.get,
             self._handoff,
-            self._book,
+            self.book,
             self.resumable.take,
         )
 
@@ -281,7 +281,7 @@ class Executor:
             if not is_silent or not may_give() or not self._do_inline(run):
                 return False
             result = self.core.take_result()
-            telling = self._book.take() if result is not None else None
+            telling = self.book.take() if result is not None else None
         if result is None:
             self.deliver()
         else:
@@ -294,7 +294,7 @@ class Executor:
         if not isinstance(command.kind, RunCommand):
             self.core.receive(command)
         else:
-            self._book.came(command.sequence, command.kind)
+            self.book.came(command.sequence, command.kind)
             refused: HeliographError | None = None
             try:
                 self._holding.take(QuotaKind.RUNS)
@@ -468,7 +468,7 @@ class Executor:
                     batch = replace(batch or CompletionBatch(self.core.reported_through), changes=changes)
                 if batch is not None:
                     calls.insert(0, partial(self._on_batch, batch))
-            if (record_runs := self._book.take()) is not None:
+            if (record_runs := self.book.take()) is not None:
                 calls.append(record_runs)
             if not calls:
                 self._delivering = False
@@ -498,7 +498,7 @@ class Executor:
         queue, task = state.queue, state.task
         work = CommandWork(self, state, queue, self._device_locks[queue.device])
         if isinstance(task, ABORTABLE) or state.waits_for_client:
-            self._aborts[state.sequence] = work.abort
+            self.aborts[state.sequence] = work.abort
         queue.queued += 1
         try:
             if queue.error is not None:
@@ -537,8 +537,8 @@ class Executor:
                 made = run.outputs()
                 outputs = tuple((one.output, made[one.output]) for one in task.outputs)
                 work.result = replace(work.result, outputs=outputs, device_us=took_us)
-                self._book.computed(work.state.sequence, loaded.copies[task.slot].plan)
-                self._book.gave(work.state.sequence, outputs)
+                self.book.computed(work.state.sequence, loaded.copies[task.slot].plan)
+                self.book.gave(work.state.sequence, outputs)
             else:
                 failure = self._typed(error, work.state.sequence)
                 self.work_failed(work, loaded.explain(failure))
@@ -546,7 +546,7 @@ class Executor:
             tell_weights(work.state)
             self.work_done(work, None)
 
-        self._book.had_inputs(work.state.sequence)
+        self.book.had_inputs(work.state.sequence)
         if task.plan.assigned:
             with suppress(CancelledError):
                 work.abort.begin_writes()
@@ -571,7 +571,7 @@ class Executor:
     def _do_short(self, run: InlineRun, fit: InlineRunFit, loaded: LoadedPlan, short: ShortRun) -> None:
         # One clock for both uses: reading a second one costs as much as copying a small plan's
         # inputs.
-        sequence, began, book = run.sequence, time.monotonic(), self._book
+        sequence, began, book = run.sequence, time.monotonic(), self.book
         try:
             outputs = short(fit.inputs(run.inputs))
         except BaseException as error:  # it becomes the command's error
@@ -592,7 +592,7 @@ class Executor:
         self._calls.append(self._handoff.close(instruction))
 
     def _abort_work(self, instruction: AbortWork) -> None:
-        if (abort := self._aborts.get(instruction.sequence)) is not None:
+        if (abort := self.aborts.get(instruction.sequence)) is not None:
             abort.set(now=instruction.now)
             if not abort.is_set:
                 self._deadlines.after(STEP_SECONDS, partial(abort.set, now=True))
@@ -600,9 +600,9 @@ class Executor:
     def begin_work(self, work: CommandWork) -> bool:
         """Begin a command's work. False if the command has failed. Called by the queue."""
         state = work.state
-        if state.sequence in self._book.under_way and isinstance(state.task, RunTask):
+        if state.sequence in self.book.under_way and isinstance(state.task, RunTask):
             loaded: LoadedPlan = state.task.plan.plan
-            self._book.began(state.sequence, loaded.device_names)
+            self.book.began(state.sequence, loaded.device_names)
         with self.lock:
             return self.core.begin(state.sequence)
 
@@ -613,7 +613,7 @@ class Executor:
             assert not isinstance(state.task, FreeTask)
             parent = state.task.command.trace_parent if isinstance(state.task, RunTask) else ""
             # The calls of a run to other daemons belong to its own span.
-            with handing_on(self._book.below(parent, state.sequence)) if parent else nullcontext():
+            with handing_on(self.book.below(parent, state.sequence)) if parent else nullcontext():
                 work.result = self._execution.perform(state.sequence, state.task, work.abort)
         except BaseException as error:
             self.work_failed(work, error)
@@ -646,7 +646,7 @@ class Executor:
         sequence = work.state.sequence
         failure = None if error is None else self._typed(error, sequence)
         with self.lock:
-            self._aborts.pop(sequence, None)
+            self.aborts.pop(sequence, None)
             self._observers.end(sequence)
             work.queue.queued -= 1
             if work.is_queued:
@@ -657,7 +657,7 @@ class Executor:
 
     def _typed(self, error: BaseException, sequence: int, *, computing: bool = True) -> HeliographError:
         """The error of a command as its client receives it. It is also logged."""
-        fields = run_fields(self._log_fields, sequence, self._book.trace_of(sequence))
+        fields = run_fields(self._log_fields, sequence, self.book.trace_of(sequence))
         if isinstance(error, HeliographError):
             logger.debug("command %d failed: %s", sequence, error.message, extra=fields)
         if isinstance(error, DeviceLostError) and not isinstance(error, MemberLostError):
@@ -683,7 +683,7 @@ class Executor:
         self._calls.append(call)
 
     def _run_ended(self, instruction: RunEnded) -> None:
-        self._book.ended(instruction.sequence, instruction.error)
+        self.book.ended(instruction.sequence, instruction.error)
 
     def _resume(self, instruction: Resume) -> None:
         future = self._waiters.pop(instruction.waiter, None)

@@ -176,6 +176,22 @@ def test_an_index_out_of_range_ends_the_connection_and_no_other(client: RpcClien
         assert other.get(other.array(np.ones(4, np.float32))).all()
 
 
+def test_an_index_out_of_range_ends_the_connection_also_when_a_graph_is_computed_again(
+    client: RpcClient, port: int
+) -> None:
+    indices = client.array(np.array([1, 2], np.int32))
+    rows = client.tensor(F32, (4, 2), client.array(randoms(5, 4)), indices, op="get_rows")
+    client.compute(rows, uid=3)
+    for _ in range(2):
+        client.recompute(3)
+        assert client.get(rows).any()
+    client.set(indices, np.array([1, 99], np.int32).tobytes())
+    client.recompute(3)
+    assert not client.socket.recv(1)
+    with rpc_client(port) as other:
+        assert other.get(other.array(np.ones(4, np.float32))).all()
+
+
 def test_quotas_of_the_tenant_bound_the_memory_of_its_clients() -> None:
     quota = Quota(device_memory_bytes=8 << 20)
     with (

@@ -16,6 +16,7 @@ from heliograph_server.compile.turns import CompileTurns
 from heliograph_server.resources.principals import Principal
 from heliograph_server.runtime.host import Host
 from heliograph_server.session.parts.quiet_memory import QuietMemory
+from heliograph_server.session.parts.runs_alone import RunsAlone
 
 T = TypeVar("T")
 
@@ -67,9 +68,12 @@ class GatewaySession:
         self._unawaited = 0
         self.piece_bytes = self.info.limits.inline_bytes
         self._most_bytes = max(self.piece_bytes, self.info.limits.in_flight_bytes // 4)
+        #: The piece that was read last: fresh memory for each would cost the system a page at a time.
+        self._read = bytearray()
         self._on_lost = on_lost
         self._turns, self._compile_seconds = turns, compile_seconds
         self._memory = QuietMemory(self._session.inside)
+        self._runs = RunsAlone(self._session.inside)
         # Nothing interrupts the connection's thread.
         self._session.attach(self._apply, self._lose, at_once=lambda: True)
 
@@ -209,11 +213,14 @@ class GatewaySession:
             self.send(command)
 
     def get(self, tensor: int, offset: int, size: int) -> c.Bytes:
-        """Return bytes, of one piece at most, after all that was sent before."""
+        """Return bytes, of one piece at most, after all that was sent before; valid until the next
+        call."""
         self.flush()
         self._check()
-        found = bytearray(size)
-        if self._memory.read(tensor, offset, memoryview(found)):
+        if len(self._read) < size:
+            self._read = bytearray(size)
+        found = memoryview(self._read)[:size]
+        if self._memory.read(tensor, offset, found):
             return found
         self._in_flight_bytes = 0
         return self.call(c.GetTensor(tensor, offset, size)).data
@@ -233,8 +240,13 @@ class GatewaySession:
     def run(self, run: c.RunCommand, copies: Sequence[c.CopyTensor]) -> None:
         """Send a run, and copies of its results. Raises its error if that is known, or one of
         before."""
-        self.send(run)
         self.flush()
+        self._check()
+        if self._runs.run(run):
+            self._sequence += 1
+        else:
+            self.send(run)
+            self.flush()
         self._check()
         for one in copies:
             if self._held or not self._memory.copy(one.source, one.destination):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from heliograph_backends.contract import Buffer
+from heliograph_backends.contract import Buffer, access
 from heliograph_server.resources.handles import TensorHandle
 from heliograph_server.session.parts.inside import SessionInside
 from heliograph_server.session.traffic import Transport
@@ -53,10 +53,7 @@ class QuietMemory:
             to = self._there(destination, 0, 0)
             if from_ is None or to is None or from_.type != to.type or from_.type.nbytes > MOST_BYTES:
                 return False
-            assert from_.storage is not None and to.storage is not None
-            data = memoryview(bytearray(from_.type.nbytes))
-            from_.storage.buffer.get(from_.layout.offset_bytes, data)
-            to.storage.buffer.set(to.layout.offset_bytes, data)
+            access.copy(from_.placed, to.placed)
             self._changed(to)
         return True
 

@@ -292,9 +292,7 @@ class SessionCore:
             if len(self._fits) >= MOST_FITS:
                 self._fits.clear()
             self._fits[run.form] = fit
-        if fit.plan.weights and any(one.problem() for one in fit.plan.weights):
-            return None
-        return fit
+        return None if any(one.problem() for one in fit.plan.weights) else fit
 
     def did(self, sequence: int, result: InlineResult | HeliographError) -> None:
         """Record the next command, a run for which `fit` returned a fit, as done."""
@@ -306,6 +304,11 @@ class SessionCore:
         self.failures[error.reason] += 1
         self._completions.append(c.Completion(sequence, error))
         self._context.note_failure(error)
+
+    def begin_alone(self, state: CommandState) -> None:
+        """Begin the next command, the run of a `lone_run`; `finish` ends it."""
+        self._last_sequence = self._lasting = state.sequence
+        self._open[state.sequence] = self._commands[state.sequence] = state
 
     def refuse(
         self, sequence: int, error: HeliographError, tensors: tuple[int, ...] = (), buffer: int = 0

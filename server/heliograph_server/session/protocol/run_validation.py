@@ -1,8 +1,10 @@
-"""Validation of runs, and inline runs, which need none once they fit their plan. Pure."""
+"""Validation of runs; of inline runs, which need none once they fit their plan; and of those that
+repeat an earlier one. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from weakref import ref
 
 from heliograph_proto import commands as c
@@ -10,8 +12,8 @@ from heliograph_proto.codec.inline_forms import InlineResult, ResultForm, RunFor
 from heliograph_proto.errors import HeliographError, InvalidArgumentError, InvalidInputError, UnsupportedError
 from heliograph_proto.types import TensorType
 from heliograph_server.resources.checks import check_separate, len_bytes
-from heliograph_server.resources.handles import PlanHandle, TensorHandle
-from heliograph_server.session.protocol.dependencies import CommandState
+from heliograph_server.resources.handles import HandleStorage, HandleTable, PlanHandle, TensorHandle
+from heliograph_server.session.protocol.dependencies import CommandPhase, CommandState
 from heliograph_server.session.protocol.instructions import Progress, RunTask, WantedOutput
 from heliograph_server.session.protocol.loop_feeds import Mailbox
 from heliograph_server.session.protocol.loop_rules import (
@@ -214,3 +216,73 @@ def fit_of(form: RunForm, plan: PlanHandle) -> InlineRunFit | None:
     except HeliographError:
         return None
     return InlineRunFit(form, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class LoneRun:
+    """A run under way. `into`: the tensor that each output of its plan is written to."""
+
+    plan: PlanHandle
+    state: CommandState
+    into: Sequence[TensorHandle | None]
+
+    @property
+    def sequence(self) -> int:
+        return self.state.sequence
+
+    def note_targets(self) -> None:
+        """Name what a failure leaves in doubt, before it is recorded."""
+        state, plan = self.state, self.plan
+        state.targets = (*plan.assigned, *(one for one in self.into if one is not None))
+        state.in_place = dict(zip(plan.assigned, plan.assigned_names, strict=True))
+
+
+def lone_run(plan: PlanHandle, command: c.RunCommand, sequence: int, handles: HandleTable) -> LoneRun | None:
+    """Return a run that repeats an earlier one while no other command is left, and so begins at
+    once. None if it takes the path of every command.
+
+    It only reads and writes tensors that exist, are healthy, and are no weights of other plans.
+    """
+    if command.inputs or command.loop is not None or command.exchange_run or plan.inputs:
+        return None
+    if plan.exchange_run is not None or plan.reservation is not None or plan.error is not None:
+        return None
+    if plan.tapped_bytes or plan.slots.queues or not plan.slots.is_idle or not plan.assigned:
+        return None
+    into: list[TensorHandle | None] = [None] * len(plan.outputs)
+    for one in command.outputs:
+        if one.fetch or one.tensor or (found := handles.peek(one.into, TensorHandle)) is None:
+            return None
+        into[one.output] = found
+    written = tuple(one for one in into if one is not None)
+    # An earlier run on the same tensors was checked.
+    if plan.separate != (tuple(map(ref, written)), ()):
+        return None
+    if any(one.problem() for one in written) or not _is_healthy(plan):
+        return None
+    state = CommandState(sequence, RunTask(plan, command, (), ()), phase=CommandPhase.RUNNING, counts=True)
+    for storage in (*plan.written_storages, *(one.storage for one in written)):
+        if storage is not None:
+            storage.version += 1
+    plan.slots.enter(0, state)
+    return LoneRun(plan, state, into)
+
+
+def _is_healthy(plan: PlanHandle) -> bool:
+    """True if a run finds its tensors as it needs them.
+
+    A tensor's own error is known by the time that no command is left, so later looks are at the
+    bytes alone.
+    """
+    if not plan.storages:
+        tensors = (*plan.read, *plan.assigned, *plan.weights)
+        if any(one.storage is None or one.problem() for one in tensors):
+            return False
+        plan.storages, plan.written_storages = _each_once(tensors), _each_once(plan.assigned)
+    if any(one.error is not None or one.poisons or one.buffer is None for one in plan.storages):
+        return False
+    return not any(one.weights for one in plan.written_storages)
+
+
+def _each_once(tensors: Sequence[TensorHandle]) -> tuple[HandleStorage, ...]:
+    return tuple({one.storage: None for one in tensors if one.storage is not None})

@@ -50,6 +50,9 @@ EXPONENTS: Final = ir.VectorType(ir.IntType(8), GROUP_ROWS)
 AHEAD_BYTES: Final = 4096
 #: The groups that are multiplied side by side, by the most rows: their sums fit in registers.
 SIDE_BY_SIDE: Final = {1: 4, 2: 4, 4: 2, 8: 2} if has_feature("avx512f") else {1: 2, 2: 2, 4: 1}
+#: A single row of types that need little but memory: each group is a stream of a thread, and few
+#: streams are read faster than many.
+STREAMS: Final = {Stored.F16: 2, Stored.BF16: 2}
 ROWS_AT_ONCE: Final = max(SIDE_BY_SIDE)
 #: So many rows leave no registers for words that two runs share.
 MANY_ROWS: Final = 8
@@ -223,7 +226,8 @@ class _Registers:
 def _multiply(kind: Stored, count: int) -> Callable[..., None]:
     """Return code for the product of up to `count` rows and any groups; `count`: a key of
     SIDE_BY_SIDE. Missing rows are the last one again, and so are groups."""
-    reading, size, together = READINGS[kind], bytes_of(kind), SIDE_BY_SIDE[count]
+    reading, size = READINGS[kind], bytes_of(kind)
+    together = STREAMS.get(kind, SIDE_BY_SIDE[count]) if count == 1 else SIDE_BY_SIDE[count]
     heads_bytes = VECTOR_BYTES * reading.heads
 
     def body(
