@@ -53,10 +53,11 @@ BOUNDS = {
         "multiply-adds run at 256 to 280. The chain along k includes the padding, 3.5 to 18 % of a layer."
     ),
     "llm-daemon/load": (
-        "Two processors share 0.14 s of work after the connection: the client makes a tokenizer (45 to 65 "
-        "ms, half of it merges, which llama.cpp does without), and the daemon hashes the file (11 "
-        "ms), reads it into new memory and hashes it again (40, most of it pages), brings weights into the "
-        "order of the kernels (10) and plans (16), where llama.cpp maps the file."
+        "Two processors share 0.13 s of work after the connection: the client makes a tokenizer (30 to 40 "
+        "ms: 17 for merges, which llama.cpp does without, and 11 to 17 in the package `tokenizers`), and the "
+        "daemon hashes the file (15 to 20), reads it into new memory and hashes it again (24, of which 10 "
+        "clear huge pages and 8 hash), brings weights into the order of the kernels (10) and plans (10), "
+        "where llama.cpp maps the file."
     ),
     "llm-daemon/decode": (
         "A token through a daemon takes 270 us of processor time in Python, in both processes and beside the "

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from heliograph_backends.contract import Buffer, BufferType, Chunks, Device, Tensor, Usage, access
+from heliograph_backends.host_memory.huge_pages import HugePages
 from heliograph_backends.host_memory.order import ByteOrder, Bytes, Form, Held
 from heliograph_proto.errors import OutOfMemoryError
 from heliograph_proto.types import TensorType
@@ -85,12 +86,17 @@ def array_over(memory: Bytes, type: TensorType, offset_bytes: int, strides: tupl
     return np.ndarray(type.storage_shape, type.dtype.storage, memory, offset_bytes, steps)
 
 
-def aligned_bytes(size_bytes: int, *, zeros: bool = False) -> Bytes:
-    """Return bytes at a multiple of ALIGNMENT, undefined or zero. Raises MemoryError.
+def aligned_bytes(size_bytes: int, *, zeros: bool = False, pages: HugePages | None = None) -> Bytes:
+    """Return bytes at a multiple of ALIGNMENT, undefined or zero, of the pages if they have such a
+    size. Raises MemoryError.
 
     Large blocks of zeros are fresh pages of the kernel, which take no time until they are used.
     """
-    raw = (np.zeros if zeros else np.empty)(size_bytes + ALIGNMENT + READ_BEYOND_BYTES, np.uint8)
+    raw_bytes = size_bytes + ALIGNMENT + READ_BEYOND_BYTES
+    if pages is not None and pages.fits(raw_bytes):
+        raw = pages.take(raw_bytes)
+    else:
+        raw = (np.zeros if zeros else np.empty)(raw_bytes, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     # Two slices: NumPy does not keep the start of an empty slice.
     return raw[start:][:size_bytes]
@@ -106,6 +112,7 @@ class HostBufferType(BufferType):
         self.name = device.name
         self.device = device
         self.budget = budget
+        self._pages = HugePages()
 
     def allocate(self, size_bytes: int, usage: Usage = Usage.ANY) -> HostBuffer:
         return self.make_plain(size_bytes, usage)
@@ -114,7 +121,8 @@ class HostBufferType(BufferType):
         """Return a buffer of ordinary memory, undefined or zero. Raises OutOfMemoryError."""
         self.budget.take(size_bytes)
         try:
-            memory = aligned_bytes(size_bytes, zeros=zeros)
+            pages = self._pages if usage is Usage.WEIGHTS else None
+            memory = aligned_bytes(size_bytes, zeros=zeros, pages=pages)
         except (MemoryError, ValueError):
             self.budget.give(size_bytes)
             raise OutOfMemoryError(

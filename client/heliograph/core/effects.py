@@ -22,6 +22,10 @@ class UnreachableError(UnavailableError):
     """A daemon to which a content could go directly cannot be reached from here."""
 
 
+def do_nothing() -> None:
+    """Begin no work for the time of a wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class WaitFor:
     """Wait until an outcome is done. Gives None; does not raise the outcome's error."""
@@ -83,6 +87,8 @@ class Call:
 
     method: Method[Any, Any]
     request: Any
+    #: Called when the request is on its way to another process, again if it is sent again.
+    sent: Callable[[], object] = do_nothing
 
 
 Effect: TypeAlias = WaitFor | Compute | MoveBytes | StartUpload | ReceiveDownload | MapMemory | Call

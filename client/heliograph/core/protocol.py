@@ -21,12 +21,13 @@ then how many it has (`take_acknowledgement`).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from heliograph.core.acknowledgements import Acknowledgements
 from heliograph.core.credit import OrderGate, SharingCore
+from heliograph.core.effects import do_nothing
 from heliograph.core.future import ALONE, Outcome, Pending, Transfer, cancelled, late, logger
 from heliograph.core.loop_feeds import LoopFeeds
 from heliograph.core.replay.journal import CommandJournal, MadePlan, Step
@@ -92,6 +93,8 @@ class ClientCore(SharingCore):
         self.traffic = Traffic()
         #: The bars for transfers, compiles and loops.
         self.bars: ProgressBars | None = None
+        #: Begins work for the time in which the server compiles the next plan.
+        self.meanwhile: Callable[[], object] = do_nothing
         #: Tensors whose writes must be noticed.
         self.watched = Watched()
         #: Handles of the streams that were made and not freed.

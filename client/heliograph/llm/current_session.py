@@ -35,10 +35,6 @@ def _nothing() -> Procedure[Any, None]:
     yield from ()
 
 
-def _begin_nothing() -> None:
-    """Begin no work."""
-
-
 class CurrentSession:
     """The session of a model's plans and variables, which are gone when it is lost.
 
@@ -53,8 +49,6 @@ class CurrentSession:
         #: The files on the server whose tensors the model uses.
         self._files: list[ServerFileWeights] = []
         self._is_opening = False
-        #: Begins what is to be done while the server compiles the next plan.
-        self._meanwhile: Callable[[], object] = _begin_nothing
 
     def __repr__(self) -> str:
         return f"<CurrentSession {self.number}: {self._session!r}>"
@@ -92,14 +86,12 @@ class CurrentSession:
 
     def compile(self, graph: hg.Graph, **options: Any) -> Any:
         """As `Session.compile`."""
-        begin, self._meanwhile = self._meanwhile, _begin_nothing
-        begin()
         return self._session.compile(graph, **options)
 
     def meanwhile(self, begin: Callable[[], object]) -> None:
-        """Begin further work as soon as the next graph is ready to be compiled: not before, since
-        only one thread of Python runs at a time."""
-        self._meanwhile = begin
+        """Begin further work, in another thread, as soon as the server compiles the next graph: not
+        before, since only one thread of Python runs at a time. In this process it is not begun."""
+        self._session._shell.core.meanwhile = begin
 
     def estimate(self, graph: hg.Graph, device: Any) -> Any:
         """As `Session.estimate`."""

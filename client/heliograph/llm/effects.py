@@ -111,3 +111,19 @@ async def awaiting(
         keep(end.value)
     finally:
         procedure.close()
+
+
+def result_of(procedure: Procedure[Any, R]) -> R:
+    """Run a procedure that gives no values, and return its result."""
+    found: list[R] = []
+    for _ in blocking(procedure, found.append):
+        pass
+    return found[0]
+
+
+async def awaited(procedure: Procedure[Any, R]) -> R:
+    """As `result_of`, for asyncio."""
+    found: list[R] = []
+    async for _ in awaiting(procedure, found.append):
+        pass
+    return found[0]

@@ -10,13 +10,13 @@ from functools import cached_property, partial
 from math import inf
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import heliograph as hg
 from heliograph.llm.chat import ChatTemplate, checked, read_chat_template
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.constraints import Constraint, Matching, constraint_of
-from heliograph.llm.effects import Procedure, awaiting, blocking
+from heliograph.llm.effects import awaited, awaiting, blocking, result_of
 from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.generating import AnyPieces, Array, Engine, Logprob, Request, Result
 from heliograph.llm.sampling import ENDS, Settings, is_within
@@ -38,7 +38,6 @@ from heliograph_proto.gguf import GgufHeader
 if TYPE_CHECKING:
     from heliograph.llm.tokenizers import Tokenizer
 
-R = TypeVar("R")
 #: Of a model that writes, or of one that only embeds.
 AnyEngine: TypeAlias = Engine | EncoderEngine
 
@@ -350,17 +349,17 @@ class LanguageModel(ModelBase):
 
     def logits(self, tokens: Prompt) -> Array:
         """Return the logits after each token, f32 [tokens, vocabulary]. Raises as `generate`."""
-        return _result(self._engine.rows(self._checked(tokens), "logits"))
+        return result_of(self._engine.rows(self._checked(tokens), "logits"))
 
     def embed(self, texts: str | Sequence[Prompt]) -> Array:
         """Return a unit vector for each text, f32 [texts, width]. Raises as `generate`."""
-        return _result(self._engine.embed(self._checked_all(texts)))
+        return result_of(self._engine.embed(self._checked_all(texts)))
 
     def close(self) -> None:
         """Free the model's plans and its cache. The session stays open."""
         self._close_parts()
-        _result(self._engine.close())
-        _result(self._engine.session.close())
+        result_of(self._engine.close())
+        result_of(self._engine.session.close())
 
 
 class AsyncLanguageModel(ModelBase):
@@ -394,32 +393,17 @@ class AsyncLanguageModel(ModelBase):
 
     async def logits(self, tokens: Prompt) -> Array:
         """Return the logits after each token, f32 [tokens, vocabulary]."""
-        return await _awaited(self._engine.rows(self._checked(tokens), "logits"))
+        return await awaited(self._engine.rows(self._checked(tokens), "logits"))
 
     async def embed(self, texts: str | Sequence[Prompt]) -> Array:
         """Return a unit vector for each text, f32 [texts, width]."""
-        return await _awaited(self._engine.embed(self._checked_all(texts)))
+        return await awaited(self._engine.embed(self._checked_all(texts)))
 
     async def close(self) -> None:
         """Free the model's plans and its cache. The session stays open."""
         self._close_parts()
-        await _awaited(self._engine.close())
-        await _awaited(self._engine.session.close())
-
-
-def _result(procedure: Procedure[Any, R]) -> R:
-    """Run a procedure that gives no values, and return its result."""
-    found: list[R] = []
-    for _ in blocking(procedure, found.append):
-        pass
-    return found[0]
-
-
-async def _awaited(procedure: Procedure[Any, R]) -> R:
-    found: list[R] = []
-    async for _ in awaiting(procedure, found.append):
-        pass
-    return found[0]
+        await awaited(self._engine.close())
+        await awaited(self._engine.session.close())
 
 
 class AnswerBase:

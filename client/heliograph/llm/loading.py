@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
@@ -18,7 +16,7 @@ from heliograph.llm.architectures import ENCODERS, architecture_of, bert
 from heliograph.llm.configuration import Configuration, Fields
 from heliograph.llm.current_session import CurrentSession
 from heliograph.llm.decoding_step import Cache
-from heliograph.llm.effects import Ask, Procedure, awaiting, blocking
+from heliograph.llm.effects import Ask, Procedure, Work, awaited, result_of
 from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.files.adapters import AdapterArgument, open_adapters
 from heliograph.llm.files.weights import File, LocalWeights, open_file
@@ -130,48 +128,46 @@ def load(
         speculator = draft_of(current, engine, found, draft, how)
         assert isinstance(engine, Engine)
         engine.draft = speculator
+    loaded = _loaded(current, found, engine, how)
     if isinstance(session, hg.Session):
-        for _ in blocking(check_rounding(current, how)):
-            pass
-        with _tokenizing(current, found, engine) as tokenizer:
-            for _ in blocking(engine.prepare()):
-                pass
-        if tokenizer().exception() is not None:
-            for _ in blocking(engine.close()):
-                pass
-        return LanguageModel(found.header, engine, tokenizer().result(), chat_template)
-    return _load(current, found, engine, how, chat_template)
+        return LanguageModel(found.header, engine, result_of(loaded), chat_template)
+    return _awaited(found, engine, loaded, chat_template)
 
 
-@contextmanager
-def _tokenizing(
-    session: CurrentSession, found: File, engine: Engine | EncoderEngine
-) -> Iterator[Callable[[], Future[Tokenizer]]]:
-    """Read the tokenizer of a model during the block, while the server reads the weights and
-    compiles. Raises as `tokenizer_of`, and of a file here before the block: before anything is
-    uploaded."""
-    with ThreadPoolExecutor(1, "llm-tokenizer") as pool:
-        begun = cache(partial(pool.submit, tokenizer_of, found, engine))
-        if isinstance(found.weights, LocalWeights):
-            begun().result()
-        session.meanwhile(begun)
-        yield begun
-        begun()
-
-
-async def _load(
-    session: CurrentSession,
+async def _awaited(
     found: File,
     engine: Engine | EncoderEngine,
-    how: Loading,
+    loaded: Procedure[Any, Tokenizer],
     chat_template: str | None,
 ) -> AsyncLanguageModel:
-    async for _ in awaiting(check_rounding(session, how)):
-        pass
-    tokenizer = await asyncio.to_thread(tokenizer_of, found, engine)
-    async for _ in awaiting(engine.prepare()):
-        pass
-    return AsyncLanguageModel(found.header, engine, tokenizer, chat_template)
+    return AsyncLanguageModel(found.header, engine, await awaited(loaded), chat_template)
+
+
+def _loaded(
+    session: CurrentSession, found: File, engine: Engine | EncoderEngine, how: Loading
+) -> Procedure[Any, Tokenizer]:
+    """Load the engine, and return the tokenizer of its model.
+
+    It is read while the server reads the weights and compiles; of a file here, before anything is
+    uploaded. Raises as `check_rounding`, `tokenizer_of` and the engine.
+    """
+    yield from check_rounding(session, how)
+    pool = ThreadPoolExecutor(1, "llm-tokenizer")
+    try:
+        begun = cache(partial(pool.submit, tokenizer_of, found, engine))
+        if isinstance(found.weights, LocalWeights):
+            yield Work(lambda: begun().result())
+        session.meanwhile(begun)
+        yield from engine.prepare()
+        try:
+            tokenizer: Tokenizer = yield Work(lambda: begun().result())
+        except Exception:
+            yield from engine.close()
+            raise
+        return tokenizer
+    finally:
+        # Of a load that failed, the thread ends by itself.
+        pool.shutdown(wait=False)
 
 
 def tokenizer_of(found: File, engine: Engine | EncoderEngine) -> Tokenizer:

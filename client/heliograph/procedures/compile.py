@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from heliograph.core.credit import OrderGate
-from heliograph.core.effects import Compute, Procedure, ask
+from heliograph.core.effects import Call, Compute, Procedure, ask, do_nothing
 from heliograph.core.future import Pending
 from heliograph.core.methods import COMPILE, ESTIMATE, PLACE_CONTENTS
 from heliograph.core.progress.bars import Progress, Waiting
@@ -240,8 +240,9 @@ def _compile(
     yield from _arrive(core, request, gate)
     after = core.last_sent
     waiting = Waiting(f"compiling {_size(request)}", core.bars)
+    meanwhile, core.meanwhile = core.meanwhile, do_nothing
     try:
-        info = yield from ask(COMPILE, request)
+        info: PlanInfo = yield Call(COMPILE, request, meanwhile)
         if core.journal is not None:
             core.journal.has_variables(request.plan, tuple(one.tensor for one in info.variables))
             core.journal.made(MadePlan(request, contents, after, core.last_sent))

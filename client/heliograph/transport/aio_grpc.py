@@ -631,12 +631,11 @@ class AioGrpcShell(AioShell):
 
     async def _ask(self, made: Unary, deadline: Deadline) -> Any:
         how: dict[str, Any] = {"timeout": deadline.remaining(), "metadata": call_metadata()}
-        method: Any
-        if len(made.messages) == 1:
-            method = self._channel.unary_unary(made.path, None, None)
-            return made.decode(await method(made.messages[0], **how))
-        method = self._channel.stream_unary(made.path, None, None)
-        return made.decode(await method(iter(made.messages), **how))
+        one = len(made.messages) == 1
+        make: Any = self._channel.unary_unary if one else self._channel.stream_unary
+        calling = make(made.path, None, None)(made.messages[0] if one else iter(made.messages), **how)
+        made.sent()
+        return made.decode(await calling)
 
     async def call(self, call: Call, deadline: Deadline) -> Any:
         """Call a method of the server; see `_call`."""

@@ -32,6 +32,7 @@ from heliograph.core.effects import (
     Call,
     ReceiveDownload,
     StartUpload,
+    do_nothing,
 )
 from heliograph.core.future import ANSWER, Deadline, Outcome, Pending, Transfer, logger
 from heliograph.core.inline_run import InlinePlan
@@ -101,7 +102,12 @@ from heliograph_proto.sessions import SessionInfo, SessionMove
 
 
 def call_unary(
-    channel: Any, path: str, messages: Sequence[bytes], seconds: float | None, metadata: Any = None
+    channel: Any,
+    path: str,
+    messages: Sequence[bytes],
+    seconds: float | None,
+    metadata: Any = None,
+    sent: Callable[[], object] = do_nothing,
 ) -> bytes:
     """Return the answer to a call with a request in one or several messages. Raises grpc.RpcError.
 
@@ -115,6 +121,7 @@ def call_unary(
     ended = Outcome()
     try:
         undisturbed(lambda: future.add_done_callback(lambda _: ended.finish()))
+        sent()
         wait(ended, Deadline(None, ANSWER))
     except BaseException:
         undisturbed(future.cancel)
@@ -572,9 +579,9 @@ class GrpcShell(BlockingShell):
             channel = self._channel
             self.advance(self.core.check)
             try:
-                return made.decode(
-                    call_unary(channel, made.path, made.messages, deadline.remaining(), call_metadata())
-                )
+                seconds, metadata = deadline.remaining(), call_metadata()
+                answer = call_unary(channel, made.path, made.messages, seconds, metadata, made.sent)
+                return made.decode(answer)
             except grpc.RpcError as error:
                 is_cut = is_cut_short(error) or self.info.session != session
                 refused = handshake.typed_error(error, self.address, call.method.name)

@@ -41,6 +41,8 @@ class Unary:
     #: The encoded request, in one or several messages.
     messages: list[bytes]
     decode: Callable[[bytes | None], Any]
+    #: To be called when the request is on its way.
+    sent: Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def unary(call: Call, session: bytes, limits: Limits) -> Unary:
     kind: Any = message.DESCRIPTOR
     if takes_several:
         messages = wire.split(request, kind, min(_PIECE_BYTES, limits.message_bytes))
-    return Unary(f"/{_PACKAGE}.{method.service}/{method.name}", messages, found.decode)
+    return Unary(f"/{_PACKAGE}.{method.service}/{method.name}", messages, found.decode, call.sent)
 
 
 def _takes_several(method: m.Method[Any, Any]) -> bool:

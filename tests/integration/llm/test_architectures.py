@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,14 +126,18 @@ def test_sizes_of_layers_that_are_no_whole_numbers_are_refused(
         hg.llm.load(session, path)
 
 
-def test_a_vocabulary_of_another_size_is_refused_before_anything_is_uploaded(tmp_path: Path) -> None:
-    """A token without a word, or a word without an embedding, would end an answer in its middle."""
+def write_too_few_words(path: Path) -> Path:
     words = spm()
     entries = {
         f"tokenizer.ggml.{key}": getattr(words, one)[:-1]
         for key, one in (("tokens", "tokens"), ("token_type", "types"), ("scores", "scores"))
     }
-    path = write_model(tmp_path / "m.gguf", "llama", vocabulary=words, entries=entries)
+    return write_model(path, "llama", vocabulary=words, entries=entries)
+
+
+def test_a_vocabulary_of_another_size_is_refused_before_anything_is_uploaded(tmp_path: Path) -> None:
+    """A token without a word, or a word without an embedding, would end an answer in its middle."""
+    path = write_too_few_words(tmp_path / "m.gguf")
     told: list[int] = []
     with (
         hg.connect("local:", progress=lambda done, total: told.append(done)) as session,
@@ -140,6 +145,28 @@ def test_a_vocabulary_of_another_size_is_refused_before_anything_is_uploaded(tmp
     ):
         hg.llm.load(session, path)
     assert not told
+
+
+def test_a_vocabulary_of_another_size_is_refused_by_a_load_on_the_server_too(url: str, folder: Path) -> None:
+    """Both APIs read it while the server compiles, and refuse it then."""
+    name = write_too_few_words(folder / "few.gguf").name
+    fits = write_model(folder / "fits.gguf", "llama").name
+
+    async def scenario() -> int:
+        async with hg.aio.connect(url) as session:
+            with pytest.raises(hg.InvalidModelError, match=r"words and embeddings of \d+"):
+                await hg.llm.load(session, await session.server_weights(name))
+            llm = await hg.llm.load(session, await session.server_weights(fits))
+            answer = await llm.generate(TOKENS, max_tokens=2, seed=1)
+            await llm.close()
+            return len(answer.tokens)
+
+    assert asyncio.run(scenario()) == 2
+    with (
+        hg.connect(url) as blocking,
+        pytest.raises(hg.InvalidModelError, match=r"words and embeddings of \d+"),
+    ):
+        hg.llm.load(blocking, blocking.server_weights(name))
 
 
 @pytest.mark.parametrize("cache", ["q4_0", "q8_0"])

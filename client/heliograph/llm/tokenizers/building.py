@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from heliograph.errors import ConfigurationError, InvalidModelError
 from heliograph.llm.tokenizers.cuts import likely_cuts
 from heliograph.llm.tokenizers.pre_tokenizers import PRE_TOKENIZERS
@@ -98,20 +100,18 @@ def _sentence_piece(library: Any, vocabulary: Vocabulary) -> tuple[Any, dict[str
 
 def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Every pair of words that makes a word, of the highest score first."""
-    ids, kinds = vocabulary.ids, vocabulary.kinds
-    normal = int(WordKind.NORMAL)
-    whole = [(word, number) for word, number in ids.items() if kinds[number] == normal and len(word) > 1]
-    if (cuts := sum(len(word) for word, _ in whole)) > MAX_CUTS:
+    ids = vocabulary.ids
+    words, numbers = list(ids), np.fromiter(ids.values(), np.int64, len(ids))
+    if (cuts := sum(map(len, words))) > MAX_CUTS:
         raise InvalidModelError(
             f"{vocabulary.file} has words of {cuts:,} characters; at most {MAX_CUTS:,} are supported"
         )
-    whole.sort(key=lambda one: (-vocabulary.scores[one[1]], one[1]))
-    words = [word for word, _ in whole]
-    return [
-        (left, right)
-        for word, at in likely_cuts(words, ids)
-        if (left := word[:at]) in ids and (right := word[at:]) in ids
-    ]
+    owners, places = likely_cuts(words)
+    numbers = numbers[owners]
+    order = np.lexsort((places, numbers, -np.asarray(vocabulary.scores)[numbers]))
+    order = order[np.asarray(vocabulary.kinds)[numbers[order]] == WordKind.NORMAL]
+    found = zip(map(words.__getitem__, owners[order].tolist()), places[order].tolist(), strict=True)
+    return [(left, right) for word, at in found if (left := word[:at]) in ids and (right := word[at:]) in ids]
 
 
 def _byte_level(library: Any, vocabulary: Vocabulary) -> tuple[Any, dict[str, Any]]:

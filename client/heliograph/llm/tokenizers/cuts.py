@@ -6,12 +6,13 @@ table of bits of hashes leaves out nearly all cuts; those that are left are to b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 #: A hash is the sum of a word's characters times powers of this number, in 64 bits. It is odd, so a
 #: division by a power gives the hash of letters that begin further on.
@@ -23,48 +24,53 @@ _LEAST_BITS = 16
 _GROUP = 2**15
 
 
-def likely_cuts(words: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, int]]:
-    """Yield every cut of a word into two of the known words, and few others, in order."""
-    bits = max(_LEAST_BITS, (32 * len(known)).bit_length())
+def likely_cuts(words: Sequence[str]) -> tuple[Places, Places]:
+    """Return every cut of a word into two of the words, and few others: the places of the words in
+    the sequence, in order, and the lengths of their first parts."""
+    bits = max(_LEAST_BITS, (32 * len(words)).bit_length())
     table = np.zeros(2**bits, np.bool_)
     shift = np.uint64(64 - bits)
-    for group in _groups(list(known)):
+    groups = list(_groups(words))
+    for _, group in groups:
         letters = _Letters(group)
         table[(letters.sums[letters.ends] - letters.sums[letters.starts]) >> shift] = True
-    for group in _groups(words):
+    owners, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for begin, group in groups:
         letters = _Letters(group)
-        begins = np.repeat(letters.sums[letters.starts], letters.lengths)
-        cuts = np.flatnonzero(table[(letters.sums[:-1] - begins) >> shift] & (letters.places != 0))
-        owners = np.searchsorted(letters.ends, cuts, "right")
-        rests = letters.sums[letters.ends[owners]] - letters.sums[cuts]
-        is_likely = table[rests * _powers(_INVERSE, letters.longest)[letters.places[cuts]] >> shift]
-        found = map(group.__getitem__, owners[is_likely].tolist())
-        yield from zip(found, letters.places[cuts[is_likely]].tolist(), strict=True)
+        hashes = letters.sums[:-1] - letters.sums[letters.starts][letters.owners]
+        cuts = np.flatnonzero(table[hashes >> shift] & (letters.places != 0))
+        owner, place = letters.owners[cuts], letters.places[cuts]
+        rests = letters.sums[letters.ends][owner] - letters.sums[cuts]
+        is_likely = table[rests * _powers(_INVERSE, letters.longest)[place] >> shift]
+        owners.append(begin + owner[is_likely])
+        places.append(place[is_likely])
+    return np.concatenate(owners), np.concatenate(places)
 
 
-def _groups(words: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the words, a number of characters at once."""
+def _groups(words: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield the words, a number of characters at once, each time with the place of the first."""
     begin = count = 0
     for at, word in enumerate(words):
         count += len(word)
         if count >= _GROUP:
-            yield words[begin : at + 1]
+            yield begin, words[begin : at + 1]
             begin, count = at + 1, 0
     if begin < len(words):
-        yield words[begin:]
+        yield begin, words[begin:]
 
 
 class _Letters:
     """The letters of some words, one after the other."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self.lengths = np.fromiter(map(len, words), np.int64, len(words))
-        self.ends = self.lengths.cumsum()
-        self.starts = self.ends - self.lengths
-        self.longest = int(self.lengths.max(initial=0))
+        lengths = np.fromiter(map(len, words), np.int64, len(words))
+        self.ends = lengths.cumsum()
+        self.starts = self.ends - lengths
+        self.longest = int(lengths.max(initial=0))
         letters = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
-        #: The place of each letter in its word.
-        self.places = np.arange(letters.size) - np.repeat(self.starts, self.lengths)
+        #: The word of each letter, and its place there.
+        self.owners = np.repeat(np.arange(len(words)), lengths)
+        self.places = np.arange(letters.size) - self.starts[self.owners]
         #: Sums of the letters before each one, from the first word on: of letters of one word, the
         #: difference is the hash, but for the power of the place where they begin.
         self.sums = np.zeros(letters.size + 1, np.uint64)
