@@ -187,9 +187,9 @@ def enter_storages(state: CommandState) -> None:
         storage.writer = state
         storage.readers.clear()
         storage.unjoined.clear()
-    for source in state.uses:
-        storage = source.storage
-        if storage is None or storage.writer is state or state in storage.readers:
+    # Tensors of a plan are many, and lie in few storages.
+    for storage in dict.fromkeys([source.storage for source in state.uses]):
+        if storage is None or storage.writer is state:
             continue
         state.wait_for(storage.writer)
         storage.readers[state] = storage.unjoined[state] = None
@@ -197,12 +197,12 @@ def enter_storages(state: CommandState) -> None:
 
 def leave_storages(state: CommandState) -> None:
     """Remove a retired command from the storages of its tensors."""
-    for tensor in (*state.targets, *state.uses):
-        if tensor.storage is not None:
-            tensor.storage.readers.pop(state, None)
-            tensor.storage.unjoined.pop(state, None)
-            if tensor.storage.writer is state:
-                tensor.storage.writer = None
+    for storage in {tensor.storage for tensor in (*state.targets, *state.uses)}:
+        if storage is not None:
+            storage.readers.pop(state, None)
+            storage.unjoined.pop(state, None)
+            if storage.writer is state:
+                storage.writer = None
 
 
 def wait_for_writers(state: CommandState, tensors: Iterable[TensorHandle]) -> None:
