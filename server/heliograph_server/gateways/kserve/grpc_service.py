@@ -172,31 +172,39 @@ class InferenceService:
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         left = context.time_remaining()
-        given = await self._given(request, left if left is not None else float("inf"), nullcontext())
+        given = await self._given(request, left if left is not None else float("inf"))
         return await given.response(await given.model.infer(*given.arguments))
 
     async def _given(
-        self, request: pb.ModelInferRequest, seconds: float, turn: AbstractAsyncContextManager[object]
+        self,
+        request: pb.ModelInferRequest,
+        seconds: float,
+        turn: AbstractAsyncContextManager[object] | None = None,
     ) -> _Given:
         """Read a request. `turn` is held meanwhile."""
         self._models.admit()
         model = self._models.find(request.model_name, request.model_version)
         options = options_of(parameters_of(request.parameters))
         tenant = current_principal().tenant
+        # Only parameters name regions.
         tensors_of: tuple[Any, ...] = (*request.inputs, *request.outputs)
-        has_regions = any(one.parameters for one in tensors_of)
+        has_parameters = any(one.parameters for one in tensors_of)
         is_large = not request.raw_input_contents and request.ByteSize() > tensors.MOST_ON_LOOP
-        async with turn:
-            feeds = await _perhaps_on_thread(
-                has_regions or is_large,
-                partial(feeds_of, model, request, partial(self._regions.read, tenant)),
-            )
+        read = partial(feeds_of, model, request, partial(self._regions.read, tenant))
+        if turn is None and not (has_parameters or is_large):
+            feeds = read()
+        else:
+            async with turn or nullcontext():
+                feeds = await _perhaps_on_thread(has_parameters or is_large, read)
         # There is no further wait before the request is queued, so those of a stream keep their order.
-        parts = {one.name: region_of(parameters_of(one.parameters)) for one in request.outputs}
-        wanted = tensors.wanted_outputs(model.ports.outputs, [one.name for one in request.outputs])
-        chosen = {name: parts.get(name) for name in wanted}
+        names = [one.name for one in request.outputs]
+        wanted: dict[str, RegionPart | None] = dict.fromkeys(
+            tensors.wanted_outputs(model.ports.outputs, names)
+        )
+        if has_parameters:
+            wanted |= {one.name: region_of(parameters_of(one.parameters)) for one in request.outputs}
         write = partial(self._regions.write, tenant)
-        return _Given(model, request.id, (tenant, feeds, options, seconds), chosen, write, has_regions)
+        return _Given(model, request.id, (tenant, feeds, options, seconds), wanted, write, has_parameters)
 
     async def _stream(
         self, requests: AsyncIterator[bytes], context: Context
@@ -321,10 +329,10 @@ def feeds_of(
 ) -> dict[str, tensors.Array]:
     """Return the inputs of a request as arrays. `read` reads those in regions. Raises
     InvalidInputError, and the errors of `read`."""
-    inputs = request.inputs
+    inputs = tuple(request.inputs)
     tensors.check_inputs(model.ports.inputs, [one.name for one in inputs])
     ports = {port.name: port for port in model.ports.inputs}
-    parts = [region_of(parameters_of(one.parameters)) for one in inputs]
+    parts = [region_of(parameters_of(given)) if (given := one.parameters) else None for one in inputs]
     raw = request.raw_input_contents
     if raw and len(raw) != parts.count(None):
         raise InvalidInputError(
