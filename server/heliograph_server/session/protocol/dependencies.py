@@ -187,9 +187,9 @@ def enter_storages(state: CommandState) -> None:
         storage.writer = state
         storage.readers.clear()
         storage.unjoined.clear()
-    # Tensors of a plan are many, and lie in few storages.
-    for storage in dict.fromkeys([source.storage for source in state.uses]):
-        if storage is None or storage.writer is state:
+    for source in state.uses:
+        storage = source.storage
+        if storage is None or storage.writer is state or state in storage.readers:
             continue
         state.wait_for(storage.writer)
         storage.readers[state] = storage.unjoined[state] = None
@@ -197,6 +197,7 @@ def enter_storages(state: CommandState) -> None:
 
 def leave_storages(state: CommandState) -> None:
     """Remove a retired command from the storages of its tensors."""
+    # Tensors of a plan are many, and lie in few storages.
     for storage in {tensor.storage for tensor in (*state.targets, *state.uses)}:
         if storage is not None:
             storage.readers.pop(state, None)
