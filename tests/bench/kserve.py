@@ -23,6 +23,7 @@ import tritonclient.grpc.aio as by_grpc_aio
 from convolution_models import Net, resnet18
 from figures import Figure, paired_medians, seconds_of, shared
 from minilm import threads
+from peer_bare import ECHO
 from peer_process import PEER_PYTHON, PeerProcess
 from tritonclient.utils import np_to_triton_dtype
 
@@ -35,9 +36,8 @@ TOKENS = 16
 OWN_BAR, BATCH_BAR, PEER_BAR = 1.15, 1 / 0.85, 1.0
 #: Turns of one client, short ones so that both meet the same load.
 TURNS, RUNS_OF_TURN = 40, 5
-#: The kinds of servers that do nothing but run the plan, and the id of a request that they only answer.
+#: The kinds of servers that do nothing but run the plan.
 BARE = {"aio": "grpc.aio", "threads": "gRPC's threads"}
-ECHO = "echo"
 Array = np.ndarray[Any, Any]
 
 
