@@ -29,18 +29,18 @@ BOUNDS = {
         "kernels included, where ggml's server takes 0.27."
     ),
     "kserve/batch-1": (
-        "A run reads 90 MB of weights, so all steps between two runs find the caches empty, and take three "
-        "to five times as long as alone. A server of gRPC in Python whose handler's thread runs the plan "
-        "takes 1.08 to 1.14 of our own client's time (the note has both kinds), and 0.04 to 0.06 more with "
-        "the plan in another thread: the event loop must not compute. The gateway adds 80 us to read a "
-        "request, 20 to count its run, 30 for the answer, and 5 % to the plan beside its other threads. Its "
-        "session takes 300 us for a run, as that of our own client does. With gRPC's threads a call without "
-        "a message, or a stream, would hold a thread."
+        "Between two runs of the plan the gateway's steps take three to five times as long as alone, which "
+        "fits caches that a run has filled with weights. A server of gRPC in Python whose handler's thread "
+        "runs the plan takes 1.07 to 1.14 of our own client's time on a busy machine (the note has both "
+        "kinds), and grpc.aio with the plan in another thread 1.12 to 1.16: the event loop must not compute. "
+        "The gateway takes 80 us to read a request, 20 to count its run and 30 for the answer; its session "
+        "takes 300 us of a run beside the plan. With gRPC's threads a call without a message, or a stream, "
+        "would hold a thread."
     ),
     "kserve/clients-full": (
         "Of processor time, a request takes 90 us in its client and 210 us in the server beside 1,550 us of "
-        "the plan: on two processors, which all three share, that is at best 1.19. A server of grpc.aio "
-        "that only answers takes 120 to 140 of the 210 us."
+        "the plan: on two processors, which all three share, that is at best 1.19. With a small "
+        "model and 32 clients on a busy machine, a server of grpc.aio that only answers takes 117 to 140 us."
     ),
     "kserve/resnet18-*": (
         "Convolutions: an image takes 16.3 ms of one processor here and 15.3 in onnxruntime, and 15.5 and "
