@@ -67,7 +67,7 @@ class InferenceService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     def _method(self, name: str) -> tuple[Callable[[bytes], Any], Answer, Callable[[Any], bytes] | None]:
-        """How a method's request is read, answered, and its answer written."""
+        """Return the functions that read a method's request, answer it, and write the answer."""
         if name == "ModelInfer":
             return self._read_infer, self._infer, None
         answer: Answer = getattr(self, name)
@@ -347,7 +347,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """What requests of a form ask for. None of them has parameters."""
+    """The request that a form stands for. None of them has parameters."""
 
     #: The model that answered, while it is loaded.
     model: weakref.ref[LoadedModel]
