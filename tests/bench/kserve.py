@@ -23,6 +23,7 @@ import tritonclient.grpc.aio as by_grpc_aio
 from convolution_models import Net, resnet18
 from figures import Figure, paired_medians, seconds_of, shared
 from minilm import threads
+from peer_bare import ECHO
 from peer_process import PEER_PYTHON, PeerProcess
 from tritonclient.utils import np_to_triton_dtype
 
@@ -35,6 +36,8 @@ TOKENS = 16
 OWN_BAR, BATCH_BAR, PEER_BAR = 1.15, 1 / 0.85, 1.0
 #: Turns of one client, short ones so that both meet the same load.
 TURNS, RUNS_OF_TURN = 40, 5
+#: The kinds of servers that do nothing but run the plan.
+BARE = {"aio": "grpc.aio", "threads": "gRPC's threads"}
 Array = np.ndarray[Any, Any]
 
 
@@ -206,7 +209,7 @@ def figures() -> Iterator[Figure]:
     """One client, and many."""
     with both(MINILM) as servers, hg.connect(servers.url) as session:
         plan = hg.onnx.load(servers.path).compile(session, batch=(1, MINILM.clients))
-        yield _alone(MINILM, plan, servers.addresses[0])
+        yield _alone(MINILM, plan, servers)
         full, batches = MINILM.feeds(MINILM.clients), list[float]()
         found = servers.turns(MINILM, lambda: batches.extend(seconds_of(lambda: plan.run(full), 5)))
         row, batch = median(one.row for one in found[0]), median(batches) / MINILM.clients
@@ -218,18 +221,30 @@ def figures() -> Iterator[Figure]:
             yield from _beside(case, servers.turns(case))
 
 
-def _alone(case: Case, plan: hg.onnx.OnnxPlan, address: str) -> Figure:
-    feeds, inputs, triton = case.feeds(1), case.inputs(), by_grpc.InferenceServerClient(address)
-    mine = triton.infer(case.name, inputs).as_numpy("y")
-    np.testing.assert_array_equal(mine, plan.run(feeds)["y"])
-    ours, own = paired_medians(
-        lambda runs: seconds_of(lambda: triton.infer(case.name, inputs), runs),
-        lambda runs: seconds_of(lambda: plan.run(feeds), runs),
-        TURNS,
-        RUNS_OF_TURN,
-    )
-    triton.close()
-    return Figure("kserve/batch-1", ours * 1e3, own * 1e3, OWN_BAR, "ms", "our own client")
+def _alone(case: Case, plan: hg.onnx.OnnxPlan, servers: Servers) -> Figure:
+    feeds, inputs = case.feeds(1), case.inputs()
+
+    def beside_own(address: str, request_id: str = "") -> tuple[float, float]:
+        """The seconds of a request at a server, and of our own client's run in turns with it."""
+        with by_grpc.InferenceServerClient(address) as triton:
+            mine = triton.infer(case.name, inputs).as_numpy("y")
+            np.testing.assert_array_equal(mine, plan.run(feeds)["y"])
+            return paired_medians(
+                lambda runs: seconds_of(lambda: triton.infer(case.name, inputs, request_id=request_id), runs),
+                lambda runs: seconds_of(lambda: plan.run(feeds), runs),
+                TURNS,
+                RUNS_OF_TURN,
+            )
+
+    ours, own = beside_own(servers.addresses[0])
+    floors = []
+    for kind, named in BARE.items():
+        with PeerProcess("peer_bare.py", kind, servers.path) as peer:
+            address = f"127.0.0.1:{peer.ready}"
+            (bare, its_own), (echo, _) = beside_own(address), beside_own(address, ECHO)
+            floors.append(f"{named} {bare / its_own:.2f}, {echo * 1e3:.2f} ms without the plan")
+    note = f"of bare servers, {'; '.join(floors)}"
+    return Figure("kserve/batch-1", ours * 1e3, own * 1e3, OWN_BAR, "ms", "our own client", note)
 
 
 def _beside(case: Case, found: tuple[list[Turn], list[Turn]]) -> Iterator[Figure]:

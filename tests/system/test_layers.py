@@ -35,7 +35,7 @@ LAYERS = {
         "sessions",
         "graph",
         "plans",
-        "commands",
+        "commands kserve",
         "codec",
     ),
     "heliograph_backends": (

@@ -16,6 +16,7 @@ from onnx_models import model, node, perceptron, tensor
 from tritonclient.utils import InferenceServerException
 from waiting import until
 
+import heliograph as hg
 from heliograph import admin
 
 X = np.ones((1, 8), np.float32)
@@ -36,6 +37,29 @@ def test_a_model_is_unloaded_and_loaded_by_calls(tmp_path: Path) -> None:
             models.grpc.load_model("nothing")
         with pytest.raises(InferenceServerException, match="no model '../secret'"):
             models.grpc.load_model("../secret")
+
+
+def test_requests_like_those_before_go_to_the_model_that_is_loaded_now(tmp_path: Path) -> None:
+    add_graph(tmp_path, "doubling", doubling())
+    x = np.ones((2, 3), np.float32)
+    with served(tmp_path) as models:
+        for factor in (1, 2, 3):
+            found = models.grpc.infer("doubling", given(x * factor)).as_numpy("y")
+            np.testing.assert_array_equal(found, x * factor * 2)
+        g = hg.Graph()
+        given_x = g.input("x", (2, 3), "f32")
+        g.output("negative", -given_x)
+        g.output("sum", hg.sum(given_x))
+        hg.save(g, tmp_path / "doubling" / "1" / "model.hgraph")
+        models.grpc.load_model("doubling")
+        for factor in (1, 2, 3):
+            answer = models.grpc.infer("doubling", given(x * factor))
+            np.testing.assert_array_equal(answer.as_numpy("negative"), x * -factor)
+            np.testing.assert_array_equal(answer.as_numpy("sum"), 6 * factor)
+            assert answer.as_numpy("y") is None
+        models.grpc.unload_model("doubling")
+        with pytest.raises(InferenceServerException, match="unavailable: unloaded"):
+            models.grpc.infer("doubling", given(x))
 
 
 def test_the_latest_version_serves_unless_settings_name_others(tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import grpc
 from grpc import aio
 
 from heliograph_proto import __version__
+from heliograph_proto.codec.infer_forms import AnswerForm, RequestForm, RequestForms
 from heliograph_proto.codec.status import code_for
 from heliograph_proto.errors import HeliographError, InvalidInputError, LimitExceededError
 from heliograph_proto.kserve import inference_pb2 as pb
@@ -20,6 +22,7 @@ from heliograph_server.gateways.kserve import descriptions, tensors
 from heliograph_server.gateways.kserve.loaded import LoadedModel
 from heliograph_server.gateways.kserve.registry import Models, State, check_parameters
 from heliograph_server.gateways.kserve.requests import (
+    NO_WISHES,
     InferOptions,
     RegionPart,
     options_of,
@@ -52,20 +55,33 @@ class InferenceService:
 
     def __init__(self, models: Models, slot: HostSlot, regions: SharedRegions) -> None:
         self._models, self._slot, self._regions = models, slot, regions
+        self._forms = RequestForms[_Meaning]()
 
     def add_to(self, server: aio.Server) -> None:
         """Add the service to a server."""
         names = [name for name in _KINDS if name != "ModelStreamInfer"]
-        handlers: dict[str, Any] = {name: self._handler(name, getattr(self, name)) for name in names}
+        handlers: dict[str, Any] = {name: self._handler(name, *self._method(name)) for name in names}
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream, None, pb.ModelStreamInferResponse.SerializeToString
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
-    def _handler(self, name: str, answer: Answer) -> Any:
+    def _method(self, name: str) -> tuple[Callable[[bytes], Any], Answer, Callable[[Any], bytes] | None]:
+        """Return the functions that read a method's request, answer it, and write the answer."""
+        if name == "ModelInfer":
+            return self._read_infer, self._infer, None
+        answer: Answer = getattr(self, name)
+        request, response = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
+        return request.FromString, answer, response.SerializeToString
+
+    def _handler(
+        self,
+        name: str,
+        request_of: Callable[[bytes], Any],
+        answer: Answer,
+        to_bytes: Callable[[Any], bytes] | None,
+    ) -> Any:
         """A handler that takes its one message in bounded time, and refuses bytes that are none."""
-        request_of = getattr(pb, f"{name}Request").FromString
-        to_bytes = getattr(pb, f"{name}Response").SerializeToString
 
         async def receive(_: object, context: Context) -> Any:
             try:
@@ -170,33 +186,71 @@ class InferenceService:
 
     # Requests
 
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    def _read_infer(self, message: bytes) -> _Asked:
+        """Read a request: its elements alone, if one like it was answered. Raises DecodeError, and
+        as `Models.find`."""
+        form: RequestForm[_Meaning] | None = None
+        if (found := self._forms.find(message)) is not None:
+            form, contents = found
+            if (meaning := form.meaning) is not None:
+                model = self._models.find(meaning.name, meaning.version)
+                if model is meaning.model():
+                    return _Known(model, meaning, contents)
+        request = pb.ModelInferRequest.FromString(message)
+        tensors_of: tuple[Any, ...] = (*request.inputs, *request.outputs)
+        # Ids differ from one request to the next.
+        is_plain = not request.id and not request.parameters and not any(one.parameters for one in tensors_of)
+        if form is None and is_plain:
+            form = self._forms.add(message, request)
+        return request, form
+
+    async def _infer(self, asked: _Asked, context: Context) -> bytes:
         left = context.time_remaining()
-        given = await self._given(request, left if left is not None else float("inf"), nullcontext())
-        return await given.response(await given.model.infer(*given.arguments))
+        seconds = left if left is not None else float("inf")
+        if isinstance(asked, _Known):
+            self._models.admit()
+            feeds = asked.meaning.feeds(asked.contents)
+            tenant = current_principal().tenant
+            found = await asked.model.infer(tenant, feeds, NO_WISHES, seconds)
+            return asked.meaning.answer(asked.model, found)
+        request, form = asked
+        given = await self._given(request, seconds)
+        outputs = await given.model.infer(*given.arguments)
+        response = await given.response(outputs)
+        if form is not None:
+            form.meaning = _Meaning.of(request, given, outputs, response)
+        return response.SerializeToString()
 
     async def _given(
-        self, request: pb.ModelInferRequest, seconds: float, turn: AbstractAsyncContextManager[object]
+        self,
+        request: pb.ModelInferRequest,
+        seconds: float,
+        turn: AbstractAsyncContextManager[object] | None = None,
     ) -> _Given:
         """Read a request. `turn` is held meanwhile."""
         self._models.admit()
         model = self._models.find(request.model_name, request.model_version)
         options = options_of(parameters_of(request.parameters))
         tenant = current_principal().tenant
+        # Only parameters name regions.
         tensors_of: tuple[Any, ...] = (*request.inputs, *request.outputs)
-        has_regions = any(one.parameters for one in tensors_of)
+        has_parameters = any(one.parameters for one in tensors_of)
         is_large = not request.raw_input_contents and request.ByteSize() > tensors.MOST_ON_LOOP
-        async with turn:
-            feeds = await _perhaps_on_thread(
-                has_regions or is_large,
-                partial(feeds_of, model, request, partial(self._regions.read, tenant)),
-            )
+        read = partial(feeds_of, model, request, partial(self._regions.read, tenant))
+        if turn is None and not (has_parameters or is_large):
+            feeds = read()
+        else:
+            async with turn or nullcontext():
+                feeds = await _perhaps_on_thread(has_parameters or is_large, read)
         # There is no further wait before the request is queued, so those of a stream keep their order.
-        parts = {one.name: region_of(parameters_of(one.parameters)) for one in request.outputs}
-        wanted = tensors.wanted_outputs(model.ports.outputs, [one.name for one in request.outputs])
-        chosen = {name: parts.get(name) for name in wanted}
+        names = [one.name for one in request.outputs]
+        wanted: dict[str, RegionPart | None] = dict.fromkeys(
+            tensors.wanted_outputs(model.ports.outputs, names)
+        )
+        if has_parameters:
+            wanted |= {one.name: region_of(parameters_of(one.parameters)) for one in request.outputs}
         write = partial(self._regions.write, tenant)
-        return _Given(model, request.id, (tenant, feeds, options, seconds), chosen, write, has_regions)
+        return _Given(model, request.id, (tenant, feeds, options, seconds), wanted, write, has_parameters)
 
     async def _stream(
         self, requests: AsyncIterator[bytes], context: Context
@@ -291,6 +345,72 @@ class _Given:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """The request that a form stands for. None of them has parameters."""
+
+    #: The model that answered, while it is loaded.
+    model: weakref.ref[LoadedModel]
+    #: The model as the requests name it.
+    name: str
+    version: str
+    inputs: tuple[tuple[tensors.TensorPort, tuple[int, ...]], ...]
+    outputs: tuple[str, ...]
+    #: The answers' data types and shapes, and their form.
+    kinds: list[tuple[Any, tuple[int, ...]]]
+    form: AnswerForm
+
+    @staticmethod
+    def of(
+        request: pb.ModelInferRequest,
+        given: _Given,
+        outputs: Mapping[str, tensors.Array],
+        response: pb.ModelInferResponse,
+    ) -> _Meaning | None:
+        """The meaning of a request's form, once it was answered; None if texts are among the
+        outputs, which differ in size."""
+        kinds = _kinds_of([outputs[name] for name in given.wanted])
+        if any(kind.hasobject for kind, _ in kinds):
+            return None
+        ports = {port.name: port for port in given.model.ports.inputs}
+        inputs = tuple((ports[one.name], tuple(one.shape)) for one in request.inputs)
+        model, names = weakref.ref(given.model), (request.model_name, request.model_version)
+        return _Meaning(model, *names, inputs, tuple(given.wanted), kinds, AnswerForm(response))
+
+    def feeds(self, contents: Sequence[bytes]) -> dict[str, tensors.Array]:
+        """Return the inputs with these elements. Raises InvalidInputError."""
+        return {
+            port.name: tensors.from_bytes(port, shape, data)
+            for (port, shape), data in zip(self.inputs, contents, strict=True)
+        }
+
+    def answer(self, model: LoadedModel, outputs: Mapping[str, tensors.Array]) -> bytes:
+        """Return the answer with these outputs. Raises as `response_of`."""
+        arrays = [outputs[name] for name in self.outputs]
+        if _kinds_of(arrays) == self.kinds:
+            return self.form.message([tensors.to_bytes(one) for one in arrays])
+        chosen = {name: (array, None) for name, array in zip(self.outputs, arrays, strict=True)}
+        message: bytes = response_of(model, "", chosen, lambda *_: None).SerializeToString()
+        return message
+
+
+def _kinds_of(arrays: Sequence[tensors.Array]) -> list[tuple[Any, tuple[int, ...]]]:
+    return [(one.dtype, one.shape) for one in arrays]
+
+
+class _Known(NamedTuple):
+    """A request of a form that was answered before."""
+
+    model: LoadedModel
+    meaning: _Meaning
+    #: The elements of each input.
+    contents: Sequence[bytes]
+
+
+#: A request, and its form if others may have it too.
+_Asked: TypeAlias = "_Known | tuple[pb.ModelInferRequest, RequestForm[_Meaning] | None]"
+
+
 def _of_stream(response: pb.ModelInferResponse, *, is_last: bool) -> pb.ModelStreamInferResponse:
     """Return an answer of a stream, with the mark of the last one of its request."""
     response.parameters["triton_final_response"].bool_param = is_last
@@ -321,10 +441,10 @@ def feeds_of(
 ) -> dict[str, tensors.Array]:
     """Return the inputs of a request as arrays. `read` reads those in regions. Raises
     InvalidInputError, and the errors of `read`."""
-    inputs = request.inputs
+    inputs = tuple(request.inputs)
     tensors.check_inputs(model.ports.inputs, [one.name for one in inputs])
     ports = {port.name: port for port in model.ports.inputs}
-    parts = [region_of(parameters_of(one.parameters)) for one in inputs]
+    parts = [region_of(parameters_of(given)) if (given := one.parameters) else None for one in inputs]
     raw = request.raw_input_contents
     if raw and len(raw) != parts.count(None):
         raise InvalidInputError(

@@ -43,14 +43,14 @@ class RegionPart:
 
 
 #: Those of a request without parameters.
-_NO_WISHES = InferOptions()
+NO_WISHES = InferOptions()
 
 
 def options_of(parameters: Mapping[str, Any]) -> InferOptions:
     """Return the options of a request's parameters. Unknown ones are the client's own. Raises
     InvalidInputError."""
     if not parameters:
-        return _NO_WISHES
+        return NO_WISHES
     sequence = parameters.get("sequence_id", 0)
     if type(sequence) not in (int, str) or len(str(sequence)) > MOST_ID:
         raise InvalidInputError(f"the parameter 'sequence_id' is {sequence!r:.80}, and no number or text")

@@ -84,7 +84,7 @@ def check_port(port: TensorPort, datatype: str, shape: Sequence[int]) -> tuple[i
             f"input {port}, and the shape {list(sizes)!s:.200} is given", advice=f"{ANY} stands for any size"
         )
     # NumPy's bound counts a size of 0 as 1.
-    if math.prod(size or 1 for size in sizes) > MOST_ELEMENTS:
+    if math.prod([size or 1 for size in sizes]) > MOST_ELEMENTS:
         raise LimitExceededError(f"input {port.name!r:.80} has more than {MOST_ELEMENTS:,} elements")
     return sizes
 

@@ -197,12 +197,13 @@ def enter_storages(state: CommandState) -> None:
 
 def leave_storages(state: CommandState) -> None:
     """Remove a retired command from the storages of its tensors."""
-    for tensor in (*state.targets, *state.uses):
-        if tensor.storage is not None:
-            tensor.storage.readers.pop(state, None)
-            tensor.storage.unjoined.pop(state, None)
-            if tensor.storage.writer is state:
-                tensor.storage.writer = None
+    # Tensors of a plan are many, and lie in few storages.
+    for storage in {tensor.storage for tensor in (*state.targets, *state.uses)}:
+        if storage is not None:
+            storage.readers.pop(state, None)
+            storage.unjoined.pop(state, None)
+            if storage.writer is state:
+                storage.writer = None
 
 
 def wait_for_writers(state: CommandState, tensors: Iterable[TensorHandle]) -> None:
