@@ -93,8 +93,8 @@ def images(rows: int) -> dict[str, Array]:
 
 MINILM = Case("minilm", lambda path: exported(find_model())(path), tokens, 32, 8, 5)
 OTHERS = (
-    Case("bert", exported("-"), tokens, 16, 4, 3),
-    Case("resnet18", write_resnet, images, 8, 2, 3),
+    Case("bert", exported("-"), tokens, 16, 8, 3),
+    Case("resnet18", write_resnet, images, 8, 16, 3),
 )
 
 

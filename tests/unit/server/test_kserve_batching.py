@@ -135,6 +135,51 @@ def test_the_time_of_a_plan_falls_at_once_and_rises_slowly() -> None:
         assert len(queue.take(0.0)) == taken
 
 
+def crowd_after_a_run(idle: float, rows: int = 8, times: dict[int, float] | None = None) -> BatchQueue:
+    """A queue whose last run ended at 1.0, with requests that came together after an idle time."""
+    queue = queue_of(shared=rows)
+    for size, seconds in (times or {}).items():
+        for _ in range(2):
+            queue.ran(request().form, size, seconds)
+    queue.ended(1.0)
+    for _ in range(rows):
+        queue.add(request(at=1.0 + idle))
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("idle", "times", "taken"),
+    [
+        (0.5, {8: 1.0, 4: 0.6}, 4),
+        # The halves take longer than what nothing ran for, or half of the run.
+        (0.1, {8: 1.0, 4: 0.6}, 8),
+        (0.5, {8: 1.0, 4: 0.8}, 8),
+        # The clients were away for another reason.
+        (5.0, {8: 1.0, 4: 0.6}, 8),
+        # A plan that has not run is tried.
+        (0.5, {8: 1.0}, 4),
+        (0.5, {}, 8),
+    ],
+)
+def test_a_crowd_that_comes_back_together_is_halved_where_that_takes_less_time(
+    idle: float, times: dict[int, float], taken: int
+) -> None:
+    queue = crowd_after_a_run(idle, times=times)
+    assert len(queue.take(1.0 + idle)) == taken
+    # The other half begins as soon as the first has ended, and is not halved again.
+    queue.ended(2.0 + idle)
+    assert len(queue.take(2.0 + idle)) == 8 - taken
+
+
+def test_requests_that_came_while_another_run_was_in_progress_are_no_crowd() -> None:
+    queue = crowd_after_a_run(0.5, rows=4, times={4: 1.0, 2: 0.5})
+    assert len(queue.take(1.5)) == 2
+    for _ in range(6):
+        queue.add(request(at=1.6))
+    queue.ended(2.0)
+    assert len(queue.take(2.5)) == 8
+
+
 def test_without_a_batch_each_request_has_a_run() -> None:
     found = [request() for _ in range(3)]
     queue = queue_of(*found, policy=BatchPolicy())

@@ -5,6 +5,10 @@ as many requests as the run before had. Otherwise it waits for others, until its
 waited for the window. So one client alone never waits, and clients that return together, as they
 do after a run that they shared, share the next one.
 
+Clients that all return together leave the processors to themselves until the last one is back. So
+such a crowd is halved: while one half computes, the answers of the other are sent and its next
+requests read. That needs plans of half the rows that take not much more than half the time.
+
 Plans have a few sizes, and a run is padded to one of them. Where rows do not fill a plan, the next
 smaller plan runs first if it computes more of them in a second, as far as the runs so far tell.
 """
@@ -24,6 +28,9 @@ from heliograph_proto.errors import LimitExceededError
 FULL = 0.75
 #: The part of a longer time by which the known time of a plan rises.
 RISE = 0.125
+#: The longest time for which nothing ran before a crowd that is halved, as a part of its run.
+#: Clients that stay away for longer do not wait for runs alone.
+IDLE = 0.5
 #: The most plans whose times are known.
 MOST_TIMES = 1024
 
@@ -80,6 +87,8 @@ class BatchQueue:
         self._numbers = 0
         #: The number of requests in the run before.
         self._shared = 1
+        #: The runs in progress, and when the last of them ended.
+        self._running, self._ended = 0, math.inf
         #: The seconds of a run by its form and the rows of its plan; inf after the first one.
         self._seconds: dict[tuple[Hashable, int], float] = {}
 
@@ -120,12 +129,18 @@ class BatchQueue:
         if not batch or now < self._begins(batch):
             return []
         if self._policy.sizes:
-            batch = self._cut(batch)
+            batch = self._halved(self._cut(batch), now)
         taken = set(map(id, batch))
         self._waiting = [one for one in self._waiting if id(one) not in taken]
         self._rows -= sum(one.rows for one in batch)
         self._shared = len(batch)
+        self._running += 1
         return batch
+
+    def ended(self, now: float) -> None:
+        """Note the end of a run that `take` returned."""
+        self._running -= 1
+        self._ended = now
 
     def ran(self, form: Hashable, rows: int, seconds: float) -> None:
         """Note the time of a run of so many rows. The first one of a plan may have compiled it."""
@@ -175,12 +190,34 @@ class BatchQueue:
             is_whole = rows >= FULL * size
         if rows == size or is_whole:
             return batch
-        count = 0
-        for place, one in enumerate(batch):
-            count += one.rows
-            if count == smaller:
-                return batch[: place + 1]
-        return batch
+        return _first_rows(batch, smaller) or batch
+
+    def _halved(self, batch: list[QueuedRequest], now: float) -> list[QueuedRequest]:
+        """Return half of a crowd that has come while nothing ran, where two runs of that half take
+        less than one and the time for which nothing ran; else all."""
+        if self._running or min(one.arrived for one in batch) < self._ended:
+            return batch
+        rows, sizes, form = sum(one.rows for one in batch), self._policy.sizes, batch[0].form
+        size, half = _size_of(rows, sizes), max((one for one in sizes if 2 * one <= rows), default=0)
+        whole = self._seconds.get((form, size), math.inf)
+        part = self._seconds.get((form, half), math.inf)
+        if not half or whole == math.inf:
+            return batch
+        # An unknown one is tried, and known after two runs.
+        part, idle = whole / 2 if part == math.inf else part, now - self._ended
+        if idle > IDLE * whole or 2 * part >= whole + idle:
+            return batch
+        return _first_rows(batch, half) or batch
+
+
+def _first_rows(batch: list[QueuedRequest], rows: int) -> list[QueuedRequest]:
+    """Return the first requests that have exactly so many rows; none if there are no such."""
+    count = 0
+    for place, one in enumerate(batch):
+        count += one.rows
+        if count == rows:
+            return batch[: place + 1]
+    return []
 
 
 def _size_of(rows: int, sizes: Sequence[int]) -> int:

@@ -146,7 +146,11 @@ class Dispatcher:
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
-            self._compute(batch)
+            try:
+                self._compute(batch)
+            finally:
+                with self._changed:
+                    self._queue.ended(time.monotonic())
 
     def _next(self) -> list[QueuedRequest] | None:
         """Wait for the requests of the next run; None at the end."""
