@@ -60,6 +60,7 @@ from heliograph_backends.cpu.kernels.program.words import (
     PROGRESS,
     REACHED_STEP,
     REACHED_TILE,
+    ROWS,
     SCRATCHES,
     STATUS,
     STEP_BEGAN,
@@ -98,16 +99,16 @@ from heliograph_backends.cpu.kernels.vector.space import locate
 
 OK, ABORTED = int(Status.OK), int(Status.ABORTED)
 INVALID, OUTSIDE, PAUSED = int(Status.INVALID), int(Status.OUTSIDE), int(Status.PAUSED)
-ELEMENTWISE, EXPERTS = int(Kind.ELEMENTWISE), int(Kind.EXPERTS)
+ELEMENTWISE, EXPERTS, MATMUL = int(Kind.ELEMENTWISE), int(Kind.EXPERTS), int(Kind.MATMUL)
 ATTENTION = int(Kind.ATTENTION)
 GATHER, SCATTER = int(Kind.GATHER), int(Kind.SCATTER)
 LAST_KIND = int(max(Kind))
 PARKED, WAITING, POSTED, TAKEN = (int(each) for each in Mail)
 SPINS_BEFORE_YIELD = 4096
-# A worker claims its even share of the remaining tiles, and at least one tile: few long stretches of
-# memory are read faster than many short ones. Where tiles take different times, since a mask hides
-# keys or an expert has few rows, it claims 1/UNEVEN of that.
-UNEVEN = 2
+# A worker claims 1/SHARES of its even share of the remaining tiles, and at least one tile. Products of
+# a single row are bound by memory, and few long stretches are read faster than many short ones: of
+# these it claims its even share.
+SHARES = 2
 # The number of looks for more work: those with a pause after them, and all.
 SPINS_BEFORE_GIVING_WAY = 1024
 LOOKS = 1280
@@ -149,9 +150,9 @@ def wait_for(base: int, index: int, value: int) -> int:
 def claim_tiles(step: int, slots: int, control: int, scratch: int) -> None:
     """Claim and run tiles of a shared step until none is left, or the run is paused. After an
     abort, tiles are claimed but not run."""
-    tiles, shares, kind = word(step, TILES), word(control, WORKERS), word(step, KIND)
-    if kind in (ATTENTION, EXPERTS):
-        shares *= UNEVEN
+    tiles, shares = word(step, TILES), word(control, WORKERS)
+    if word(step, KIND) != MATMUL or word(step, ROWS) > 1:
+        shares *= SHARES
     most = word(step, MOST_CLAIMED)
     counter = control + 8 * (COUNTERS + word(step, COUNTER) * COUNTER_WORDS)
     claimed = atomic_load(counter, CLAIMED)
