@@ -283,6 +283,11 @@ class ClientCore(SharingCore):
         queued = self._outbox or self._cancels or self._continues or self._unsent_feeds or self.repetition
         return bool(self._garbage) and not queued
 
+    def not_meanwhile(self, begin: Callable[[], object]) -> None:
+        """Take back what was to begin with the next compile, if there was none."""
+        if self.meanwhile is begin:
+            self.meanwhile = do_nothing
+
     @property
     def has_output(self) -> bool:
         """True if `take` or `take_acknowledgement` might return something."""

@@ -93,6 +93,10 @@ class CurrentSession:
         before, since only one thread of Python runs at a time. In this process it is not begun."""
         self._session._shell.core.meanwhile = begin
 
+    def not_meanwhile(self, begin: Callable[[], object]) -> None:
+        """Take work back that has not begun, since no graph was compiled."""
+        self._session._shell.core.not_meanwhile(begin)
+
     def estimate(self, graph: hg.Graph, device: Any) -> Any:
         """As `Session.estimate`."""
         return self._session.estimate(graph, device)

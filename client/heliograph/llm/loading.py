@@ -153,8 +153,8 @@ def _loaded(
     """
     yield from check_rounding(session, how)
     pool = ThreadPoolExecutor(1, "llm-tokenizer")
+    begun = cache(partial(pool.submit, tokenizer_of, found, engine))
     try:
-        begun = cache(partial(pool.submit, tokenizer_of, found, engine))
         if isinstance(found.weights, LocalWeights):
             yield Work(lambda: begun().result())
         session.meanwhile(begun)
@@ -166,6 +166,7 @@ def _loaded(
             raise
         return tokenizer
     finally:
+        session.not_meanwhile(begun)
         # Of a load that failed, the thread ends by itself.
         pool.shutdown(wait=False)
 

@@ -7,6 +7,7 @@ server with its answers. `inline_forms` has such templates for runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -17,64 +18,71 @@ from heliograph_proto.kserve import inference_pb2 as pb
 #: The tags of `raw_input_contents` in ModelInferRequest, and of `raw_output_contents` in
 #: ModelInferResponse.
 _INPUT_TAG, _OUTPUT_TAG = bytes((7 << 3 | 2,)), bytes((6 << 3 | 2,))
-#: The most bytes of a request beside the elements, for its template to be kept.
-MOST_HEAD_BYTES = 4096
+#: The most bytes of a request beside the elements, and its most inputs, for it to have a form.
+MOST_HEAD_BYTES, MOST_INPUTS = 4096, 256
 #: The most sizes of requests with templates, and the most templates of one size.
 MOST_SIZES, MOST_OF_SIZE = 64, 4
 
 T = TypeVar("T")
 
 
-class RequestForm(Generic[T]):
-    """Requests with the same bytes but for the elements, and what these bytes mean to the
-    server."""
+@dataclass(frozen=True, slots=True)
+class RequestForm:
+    """Requests with the same bytes but for the elements."""
 
-    __slots__ = ("meaning", "template")
+    #: The bytes before the elements, and the sizes of these.
+    head: bytes
+    sizes: tuple[int, ...]
+    template: Template = field(compare=False)
 
-    def __init__(self, template: Template) -> None:
-        self.template = template
-        #: None until a request of the form was answered.
-        self.meaning: T | None = None
+    @staticmethod
+    def of(message: bytes, request: pb.ModelInferRequest) -> RequestForm | None:
+        """Return the form of a request.
 
-
-class RequestForms(Generic[T]):
-    """The forms of the requests so far, a bounded number."""
-
-    def __init__(self) -> None:
-        self._by_size: dict[int, list[RequestForm[T]]] = {}
-
-    def find(self, message: bytes) -> tuple[RequestForm[T], list[bytes]] | None:
-        """Return the form of a request, and the elements of each input."""
-        for form in self._by_size.get(len(message), ()):
-            if (contents := form.template.match(message, 0)) is not None:
-                return form, contents
-        return None
-
-    def add(self, message: bytes, request: pb.ModelInferRequest) -> RequestForm[T] | None:
-        """Add the form of a request without one, and return it.
-
-        Returns None if the elements are not at its end in `raw_input_contents`, as protobuf writes
-        them.
+        Returns None if it has much beside its elements, or many inputs, or has these not at its end
+        in `raw_input_contents`, as protobuf writes them.
         """
+        if not 0 < len(request.raw_input_contents) <= MOST_INPUTS:
+            return None
         raw: list[bytes] = list(request.raw_input_contents)
         marks = [_INPUT_TAG + varint(len(one)) for one in raw]
-        head = message[: len(message) - sum(map(len, raw)) - sum(map(len, marks))]
-        if not raw or len(head) > MOST_HEAD_BYTES:
+        head_bytes = len(message) - sum(map(len, raw)) - sum(map(len, marks))
+        if head_bytes > MOST_HEAD_BYTES:
             return None
-        template = Template((head + marks[0], *marks[1:], b""), [len(one) for one in raw])
+        head = message[:head_bytes]
+        sizes = tuple(map(len, raw))
+        template = Template((head + marks[0], *marks[1:], b""), sizes)
         # A message is one of its halves merged with the other, so the head alone tells all the rest.
         try:
             is_whole = not pb.ModelInferRequest.FromString(head).raw_input_contents
         except DecodeError:
             return None
-        if not is_whole or template.match(message, 0) != raw:
-            return None
-        form = RequestForm[T](template)
-        if len(self._by_size) >= MOST_SIZES and len(message) not in self._by_size:
+        is_form = is_whole and template.match(message, 0) == raw
+        return RequestForm(head, sizes, template) if is_form else None
+
+
+class RequestForms(Generic[T]):
+    """The forms of the requests that were answered, a bounded number, and what their bytes mean to
+    the server."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, list[tuple[RequestForm, T]]] = {}
+
+    def find(self, message: bytes) -> tuple[T, list[bytes]] | None:
+        """Return the meaning of a request, and the elements of each input; None if its form is not
+        known."""
+        for form, meaning in self._by_size.get(len(message), ()):
+            if (contents := form.template.match(message, 0)) is not None:
+                return meaning, contents
+        return None
+
+    def add(self, form: RequestForm, meaning: T) -> None:
+        """Add a form, or change its meaning."""
+        size_bytes = form.template.size_bytes
+        if len(self._by_size) >= MOST_SIZES and size_bytes not in self._by_size:
             self._by_size.clear()
-        others = self._by_size.get(len(message), [])
-        self._by_size[len(message)] = [form, *others[: MOST_OF_SIZE - 1]]
-        return form
+        others = [one for one in self._by_size.get(size_bytes, ()) if one[0] != form]
+        self._by_size[size_bytes] = [(form, meaning), *others[: MOST_OF_SIZE - 1]]
 
 
 class AnswerForm:

@@ -540,7 +540,7 @@ class Executor:
                 self.book.computed(work.state.sequence, loaded.copies[task.slot].plan)
                 self.book.gave(work.state.sequence, outputs)
             else:
-                failure = self._typed(error, work.state.sequence)
+                failure = self.failure_of(error, work.state.sequence)
                 self.work_failed(work, loaded.explain(failure))
             loaded.note(task.slot, took_us)
             tell_weights(work.state)
@@ -575,7 +575,7 @@ class Executor:
         try:
             outputs = short(fit.inputs(run.inputs))
         except BaseException as error:  # it becomes the command's error
-            failure = loaded.explain(self._typed(error, sequence))
+            failure = loaded.explain(self.failure_of(error, sequence))
             self.core.did(sequence, failure)
             if book.is_kept:
                 book.did(sequence, loaded.device_names, began, (fit.carried[0], 0), run.trace_parent, failure)
@@ -637,14 +637,14 @@ class Executor:
         """Record the failure of work. Called by the queue, before the next command starts."""
         state = work.state
         computing = isinstance(state.task, RunTask)
-        failure = self._typed(error, state.sequence, computing=computing)
+        failure = self.failure_of(error, state.sequence, computing=computing)
         with self.lock:
             self.core.fail(state.sequence, failure, torn=work.abort.is_writing)
 
     def work_done(self, work: CommandWork, error: BaseException | None) -> None:
         """Finish a command whose work is computed, or did not run. Called by the queue."""
         sequence = work.state.sequence
-        failure = None if error is None else self._typed(error, sequence)
+        failure = None if error is None else self.failure_of(error, sequence)
         with self.lock:
             self.aborts.pop(sequence, None)
             self._observers.end(sequence)
@@ -655,7 +655,7 @@ class Executor:
             self.decide(partial(self.core.finish, sequence, failure, work.result))
         self.deliver()
 
-    def _typed(self, error: BaseException, sequence: int, *, computing: bool = True) -> HeliographError:
+    def failure_of(self, error: BaseException, sequence: int, *, computing: bool = True) -> HeliographError:
         """The error of a command as its client receives it. It is also logged."""
         fields = run_fields(self._log_fields, sequence, self.book.trace_of(sequence))
         if isinstance(error, HeliographError):

@@ -169,6 +169,16 @@ def test_a_vocabulary_of_another_size_is_refused_by_a_load_on_the_server_too(url
         hg.llm.load(blocking, blocking.server_weights(name))
 
 
+def test_a_load_that_fails_before_it_compiles_leaves_the_next_compile_alone(url: str, folder: Path) -> None:
+    name = write_model(folder / "m.gguf", "llama").name
+    g = hg.Graph()
+    g.output("y", g.input("x", (2,), "f32") * 2)
+    with hg.connect(url) as session:
+        with pytest.raises(hg.HeliographError, match="lots"):
+            hg.llm.load(session, session.server_weights(name), memory={"cpu0": "lots"})
+        assert session.compute(g, x=np.ones(2, np.float32))["y"].tolist() == [2, 2]
+
+
 @pytest.mark.parametrize("cache", ["q4_0", "q8_0"])
 def test_keys_may_be_kept_in_blocks_where_heads_are_whole_ones(
     session: hg.Session, tmp_path: Path, cache: Any

@@ -189,20 +189,16 @@ class InferenceService:
     def _read_infer(self, message: bytes) -> _Asked:
         """Read a request: its elements alone, if one like it was answered. Raises DecodeError, and
         as `Models.find`."""
-        form: RequestForm[_Meaning] | None = None
         if (found := self._forms.find(message)) is not None:
-            form, contents = found
-            if (meaning := form.meaning) is not None:
-                model = self._models.find(meaning.name, meaning.version)
-                if model is meaning.model():
-                    return _Known(model, meaning, contents)
+            meaning, contents = found
+            model = self._models.find(meaning.name, meaning.version)
+            if model is meaning.model():
+                return _Known(model, meaning, contents)
         request = pb.ModelInferRequest.FromString(message)
         tensors_of: tuple[Any, ...] = (*request.inputs, *request.outputs)
         # Ids differ from one request to the next.
         is_plain = not request.id and not request.parameters and not any(one.parameters for one in tensors_of)
-        if form is None and is_plain:
-            form = self._forms.add(message, request)
-        return request, form
+        return request, RequestForm.of(message, request) if is_plain else None
 
     async def _infer(self, asked: _Asked, context: Context) -> bytes:
         left = context.time_remaining()
@@ -217,8 +213,8 @@ class InferenceService:
         given = await self._given(request, seconds)
         outputs = await given.model.infer(*given.arguments)
         response = await given.response(outputs)
-        if form is not None:
-            form.meaning = _Meaning.of(request, given, outputs, response)
+        if form is not None and (meaning := _Meaning.of(request, given, outputs, response)) is not None:
+            self._forms.add(form, meaning)
         return response.SerializeToString()
 
     async def _given(
@@ -408,7 +404,7 @@ class _Known(NamedTuple):
 
 
 #: A request, and its form if others may have it too.
-_Asked: TypeAlias = "_Known | tuple[pb.ModelInferRequest, RequestForm[_Meaning] | None]"
+_Asked: TypeAlias = "_Known | tuple[pb.ModelInferRequest, RequestForm | None]"
 
 
 def _of_stream(response: pb.ModelInferResponse, *, is_last: bool) -> pb.ModelStreamInferResponse:

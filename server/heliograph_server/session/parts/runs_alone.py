@@ -15,8 +15,6 @@ from heliograph_backends.contract import Abort, Tensor
 from heliograph_proto.commands import Completion, RunCommand
 from heliograph_proto.errors import HeliographError, LimitExceededError
 from heliograph_server.plans.loaded_plan import LoadedPlan
-from heliograph_server.plans.multi_device import MultiDevicePlan
-from heliograph_server.resources.failures import typed
 from heliograph_server.resources.handles import PlanHandle
 from heliograph_server.resources.quotas import QuotaKind
 from heliograph_server.session.parts.inside import SessionInside
@@ -42,8 +40,7 @@ class RunsAlone:
         try:
             _compute(loaded, [None if one is None else one.placed for one in run.into], abort)
         except BaseException as error:  # it becomes the command's error
-            found = typed(error, f"command {run.sequence}", computing=True)
-            failure = loaded.explain(found) if isinstance(error, HeliographError) else found
+            failure = loaded.explain(self._executor.failure_of(error, run.sequence))
         self._end(run, began, failure, torn=abort.is_writing)
         return True
 
@@ -78,9 +75,9 @@ class RunsAlone:
 
 
 def _is_plain(plan: PlanHandle) -> bool:
-    """True if a plan is on one device that is there."""
+    """True if a plan runs on this host's processor alone: a GPU has a thread of its own."""
     loaded: LoadedPlan = plan.plan
-    return not isinstance(loaded.plan, MultiDevicePlan) and len(loaded.copies) == 1 and not loaded.is_lost
+    return loaded.is_on_host and len(loaded.copies) == 1 and not loaded.is_lost
 
 
 def _compute(loaded: LoadedPlan, outputs: list[Tensor | None], abort: Abort) -> None:

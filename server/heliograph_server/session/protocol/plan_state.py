@@ -261,6 +261,8 @@ class PlanState:
             mine, theirs = getattr(plan, name), getattr(other, name)
             setattr(plan, name, theirs)
             setattr(other, name, mine)
+        for one in (plan, other):
+            one.storages = one.written_storages = ()
 
     def exchange_reservations(self, one: ReservationHandle, other: ReservationHandle) -> None:
         """Let two reservations change places, after their plans have."""

@@ -251,14 +251,18 @@ def lone_run(plan: PlanHandle, command: c.RunCommand, sequence: int, handles: Ha
         return None
     into: list[TensorHandle | None] = [None] * len(plan.outputs)
     for one in command.outputs:
-        if one.fetch or one.tensor or (found := handles.peek(one.into, TensorHandle)) is None:
+        if one.fetch or one.tensor or one.output >= len(into):
+            return None
+        if (found := handles.peek(one.into, TensorHandle)) is None:
             return None
         into[one.output] = found
     written = tuple(one for one in into if one is not None)
     # An earlier run on the same tensors was checked.
     if plan.separate != (tuple(map(ref, written)), ()):
         return None
-    if any(one.problem() for one in written) or not _is_healthy(plan):
+    if any(one.problem() or (one.storage and one.storage.weights) for one in written):
+        return None
+    if not _is_healthy(plan):
         return None
     state = CommandState(sequence, RunTask(plan, command, (), ()), phase=CommandPhase.RUNNING, counts=True)
     for storage in (*plan.written_storages, *(one.storage for one in written)):
