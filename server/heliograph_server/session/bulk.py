@@ -17,8 +17,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from functools import partial
 
 from heliograph_backends.contract import Abort
@@ -410,6 +411,8 @@ class Downloads:
         self._placed: set[int] = set()
         #: True once a reader took bytes in place: others will.
         self._has_placed = False
+        #: The error with which the session has ended.
+        self._ended: HeliographError | None = None
 
     def __repr__(self) -> str:
         return f"<Downloads {len(self._downloads)}>"
@@ -423,7 +426,8 @@ class Downloads:
     def open(
         self, transfer: int, *, takes_placed: bool = False, offset_bytes: int = 0, resume: bool = False
     ) -> DownloadReader:
-        """Register a reader. Raises ProtocolError for a second one, LimitExceededError.
+        """Register a reader. Raises ProtocolError for a second one, LimitExceededError, and the
+        error with which the session has ended.
 
         One that `takes_placed` may get bytes in place, and closes the download soon. One that
         `resume`s takes the place of an earlier one, and begins at an offset.
@@ -431,6 +435,8 @@ class Downloads:
         if (offset_bytes or resume) and not self._is_kept:
             raise ProtocolError("a download goes on only in a session with a lease")
         with self._lock:
+            if self._ended is not None:
+                raise self._ended.anew()
             if len(self._downloads) >= MAX_WAITING:
                 raise LimitExceededError("too many downloads are waiting", advice="wait for earlier ones")
             found = self._get(transfer)
@@ -448,6 +454,9 @@ class Downloads:
             if self._is_kept and (found := self._downloads.get(transfer)) is not None:
                 found.is_dropped = True
                 self._close(found)
+                # Of a reader that waits for its command. Later there may be no such download.
+                if found.staged is None and found.placed is None:
+                    _finish(found.future, CancelledError("the download was dropped"))
 
     def drop_unread(self) -> None:
         """Drop what has had no reader since the last call, though its command is done."""
@@ -505,9 +514,9 @@ class Downloads:
         staged = self._staged.pop(sequence, None) if error is None else None
         if staged is None:
             failure = error.anew() if error is not None else InternalError("no bytes were staged")
-            return partial(download.future.set_exception, failure)
+            return partial(_finish, download.future, failure)
         download.staged = staged
-        return partial(download.future.set_result, staged)
+        return partial(_finish, download.future, staged)
 
     def drop(self, instruction: DropRead) -> None:
         """Drop the bytes that a retired command staged too late. Lock held."""
@@ -518,6 +527,7 @@ class Downloads:
     def close(self, error: HeliographError) -> None:
         """End all downloads. Waiting readers fail with this error."""
         with self._lock:
+            self._ended = error
             downloads, self._downloads = self._downloads, {}
             undelivered = list(self._staged.values())
             undelivered += [one.staged for one in downloads.values() if one.staged is not None]
@@ -528,8 +538,7 @@ class Downloads:
         for download in downloads.values():
             if download.placed is not None:
                 download.placed.close()
-            if not download.future.done():
-                download.future.set_exception(error.anew())
+            _finish(download.future, error.anew())
 
     def _get(self, transfer: int) -> OutgoingDownload:
         if transfer not in self._downloads:
@@ -555,3 +564,14 @@ class Downloads:
                 if download.staged is not None:
                     download.staged.drop()
                     self._staging.give(download.staged.nbytes)
+
+
+def _finish(
+    future: Future[StagedMessages | PlacedBytes], found: StagedMessages | PlacedBytes | HeliographError
+) -> None:
+    """Resume a reader, unless the end of its session or of its client's interest has."""
+    with suppress(InvalidStateError):
+        if isinstance(found, HeliographError):
+            future.set_exception(found)
+        else:
+            future.set_result(found)

@@ -443,11 +443,7 @@ class Session:
     def open_download(
         self, transfer: int, *, takes_placed: bool = False, offset_bytes: int = 0, resume: bool = False
     ) -> DownloadReader:
-        """Open the download of a transfer, which the caller closes. Raises ProtocolError.
-
-        The arguments are those of `Downloads.open`.
-        """
-        self._check_open()
+        """Open the download of a transfer, which the caller closes. As `Downloads.open`."""
         return self._executor.downloads.open(
             transfer, takes_placed=takes_placed, offset_bytes=offset_bytes, resume=resume
         )
