@@ -31,7 +31,7 @@ BOUNDS = {
         "by 4,096 on one thread, where ggml takes 0.46 (q4_0), 0.41 (q4_k) and 0.29 ms (tq2_0). With "
         "rows in q8_0 one row takes 0.45 to 0.65 of ggml's processor time (q4_0, q4_k, tq2_0). "
         "With 128 rows in f32 a product takes 1.08 of the time of its multiply-adds alone (516 GFLOP/s); "
-        "ggml multiplies integers, and with rows in q8_0 ours takes 0.2 to 0.9 of its time."
+        "ggml multiplies integers, and with rows in q8_0 ours takes 0.48 to 0.85 of its time."
     ),
     "ggml-rpc/decode-*": (
         "A token reads 200 MB of f16: two processors that do nothing else take 2.6 to 4.2 ms for that, from "
