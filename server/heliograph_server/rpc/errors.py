@@ -6,13 +6,11 @@ import traceback
 from collections.abc import Awaitable
 from typing import TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from heliograph_proto.errors import HeliographError, ProtocolError
 from heliograph_server.resources.failures import typed
 
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _R = TypeVar("_R")
 
 

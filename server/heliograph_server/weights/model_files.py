@@ -212,9 +212,7 @@ class ModelFiles:
         header = read_model(name, path_of)
         before = tuple(stamps[one.name] for one in header.files)
         for part in header.files:
-            # The largest first: a large one that comes last would occupy one thread alone.
             mine = [one for one in header.extents if one.file == part.name]
-            mine.sort(key=lambda one: one.type.nbytes, reverse=True)
             threads = ThreadPoolExecutor(min(HASH_THREADS, len(mine) or 1), "heliograph-hash")
             with self._path(part.name).open("rb", buffering=0) as file, threads:
                 digests = threads.map(partial(_digest, file.fileno()), mine)

@@ -274,13 +274,11 @@ class SessionWeights:
         Contents that cannot be read, or do not match their digest, are missing afterwards. Raises
         OutOfMemoryError, InvalidModelError, and the error of a session that ends.
         """
-        absent = {leaf.digest: leaf.type.nbytes for leaf in weights if not self._holds(leaf.digest)}
+        absent = {leaf.digest for leaf in weights if not self._holds(leaf.digest)}
         if not absent:
             return
-        # The largest first: a large one that comes last would occupy one thread alone.
-        order = sorted(absent, key=absent.__getitem__, reverse=True)
         with ThreadPoolExecutor(min(READ_THREADS, len(absent)), "heliograph-read") as threads:
-            for done in [threads.submit(self._read, one, homes.get(one)) for one in order]:
+            for done in [threads.submit(self._read, one, homes.get(one)) for one in absent]:
                 done.result()
 
     def _read(self, digest: bytes, memory: BufferType | None) -> None:

@@ -128,10 +128,7 @@ class Models:
             raise UnknownHandleError(
                 f"the model {name!r:.80} has no version {version!r:.40}", advice=f"versions: {loaded}"
             )
-        # Most models have one version.
-        wanted = [version] if version else list(entries)
-        if len(wanted) > 1:
-            wanted.sort(key=_number, reverse=True)
+        wanted = [version] if version else sorted(entries, key=_number, reverse=True)
         for one in wanted:
             entry = entries[one]
             if entry.model is not None and entry.state is not State.UNLOADING:
