@@ -201,7 +201,7 @@ class InlineFuture(RunFuture):
 
     def result(self, timeout: float | None = None) -> Outputs:
         pending = self._pending
-        if not pending.done or timeout is not None:
+        if not pending.done:
             self._wait(Deadline(timeout, self._plan.spec.what))
         if pending.error is not None:
             self._shell.advance(lambda: self._shell.core.raise_error(pending))

@@ -40,6 +40,7 @@ from heliograph_proto.graph import Graph
 from heliograph_proto.plans import CompileRequest, ContentOffer, PlaceContentsRequest, PlanInfo, ReceivedGraph
 from heliograph_proto.sessions import SessionInfo, Traffic
 from heliograph_server.resources.failures import typed
+from heliograph_server.session.parts.runs_alone import RunsAlone
 
 if TYPE_CHECKING:
     from heliograph_server.resources.principals import Principal
@@ -364,7 +365,6 @@ class LocalShell(BlockingShell):
         """`transport`: an open session. With `computes`, callers that wait for a run do it
         themselves, so that a timeout ends it only between two nodes: for threads that nothing
         interrupts."""
-        self._computes = computes
         self._transport = transport or LocalTransport.open(address, timeout, credentials)
         super().__init__(address, self._transport.info)
         self.core.speaks_bytes = True
@@ -374,7 +374,9 @@ class LocalShell(BlockingShell):
         self._bell: SimpleQueue[bool] = SimpleQueue()
         #: True while a caller sends that waits for its run, and may as well do it.
         self._waits = False
-        self._transport.session.attach(self.apply, self._ended, at_once=self._may_run)
+        session = self._transport.session
+        self._alone = RunsAlone(session.inside) if computes else None
+        session.attach(self.apply, self._ended, at_once=self._may_run)
         self._sweeper = threading.Thread(target=self._sweep, name="heliograph-sweeper", daemon=True)
         self._sweeper.start()
 
@@ -397,7 +399,7 @@ class LocalShell(BlockingShell):
 
     def _send(self, waits: bool = False) -> None:
         here: list[Callable[[], None]] = []
-        computes, self._dirty = waits and self._computes, True
+        computes, self._dirty = waits and self._alone is not None, True
         try:
             while self._dirty and self._sending.acquire(blocking=False):
                 try:
@@ -419,6 +421,11 @@ class LocalShell(BlockingShell):
 
     def _submit(self, commands: Sequence[Command | InlineRun], here: list[Callable[[], None]] | None) -> None:
         try:
+            if here is not None and len(commands) == 1 and isinstance(run := commands[0], InlineRun):
+                assert self._alone is not None
+                if (work := self._alone.begin(run)) is not None:
+                    here.append(work)
+                    return
             self._transport.session.submit(commands, here)
         except Exception as error:
             self._lose(typed(error, "sending commands"))

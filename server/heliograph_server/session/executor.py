@@ -309,8 +309,12 @@ class Executor:
                 raise
         # Armed last: a deadline that expired before the core knew the command would be lost.
         if command.timeout_ms and self.core.is_open(command.sequence):
-            expire = partial(self.event, partial(self.core.expire, command.sequence))
-            self._timers[command.sequence] = self._deadlines.after(command.timeout_ms / 1e3, expire)
+            self.expire_after(command.timeout_ms / 1e3, command.sequence)
+
+    def expire_after(self, seconds: float, sequence: int) -> None:
+        """Fail a command unless it ends in time. Lock held."""
+        expire = partial(self.event, partial(self.core.expire, sequence))
+        self._timers[sequence] = self._deadlines.after(seconds, expire)
 
     @property
     def most_commands(self) -> int:
@@ -554,10 +558,7 @@ class Executor:
         run.begin([one for one in task.inputs if not isinstance(one, TensorHandle)])
 
     def _do_inline(self, run: InlineRun) -> bool:
-        """Perform a run at once if it is short and its device is idle. Lock held.
-
-        Return True if it was performed.
-        """
+        """Perform a run at once if it is short and its device is idle. False: it was not. Lock held."""
         if self.stillness.keeps is not None or (fit := self.core.fit(run)) is None:
             return False
         if not (self._holding.has_room(QuotaKind.RUNS) and self._at_once()):
@@ -569,8 +570,7 @@ class Executor:
         return device_lock.at_once(partial(self._do_short, run, fit, loaded, short))
 
     def _do_short(self, run: InlineRun, fit: InlineRunFit, loaded: LoadedPlan, short: ShortRun) -> None:
-        # One clock for both uses: reading a second one costs as much as copying a small plan's
-        # inputs.
+        # One clock for both uses: reading a second one costs as much as copying small inputs.
         sequence, began, book = run.sequence, time.monotonic(), self.book
         try:
             outputs = short(fit.inputs(run.inputs))

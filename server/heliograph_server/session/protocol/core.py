@@ -287,7 +287,7 @@ class SessionCore:
         fit = self._fits.get(run.form)
         plan = self.handles.peek(run.form.plan, PlanHandle)
         if fit is None or fit.plan is not plan:
-            if plan is None or (fit := fit_of(run.form, plan)) is None:
+            if plan is None or (fit := fit_of(run.form, plan, self._context)) is None:
                 return None
             if len(self._fits) >= MOST_FITS:
                 self._fits.clear()
@@ -306,7 +306,7 @@ class SessionCore:
         self._context.note_failure(error)
 
     def begin_alone(self, state: CommandState) -> None:
-        """Begin the next command, the run of a `lone_run`; `finish` ends it."""
+        """Begin the next command, a run while no other is left; `finish` ends it."""
         self._last_sequence = self._lasting = state.sequence
         self._open[state.sequence] = self._commands[state.sequence] = state
 

@@ -13,7 +13,12 @@ from heliograph_proto.errors import HeliographError, InvalidArgumentError, Inval
 from heliograph_proto.types import TensorType
 from heliograph_server.resources.checks import check_separate, len_bytes
 from heliograph_server.resources.handles import HandleStorage, HandleTable, PlanHandle, TensorHandle
-from heliograph_server.session.protocol.dependencies import CommandPhase, CommandState
+from heliograph_server.session.protocol.dependencies import (
+    CommandPhase,
+    CommandState,
+    enter_storages,
+    enter_stream,
+)
 from heliograph_server.session.protocol.instructions import Progress, RunTask, WantedOutput
 from heliograph_server.session.protocol.loop_feeds import Mailbox
 from heliograph_server.session.protocol.loop_rules import (
@@ -175,10 +180,11 @@ class InlineRunFit:
     plan and its stream can block it.
     """
 
-    __slots__ = ("_inputs", "_outputs", "_result", "carried", "plan")
+    __slots__ = ("_context", "_inputs", "_outputs", "_result", "_task", "carried", "plan")
 
-    def __init__(self, form: RunForm, plan: PlanHandle) -> None:
-        self.plan = plan
+    def __init__(self, form: RunForm, plan: PlanHandle, context: ValidationContext) -> None:
+        self.plan, self._context = plan, context
+        self._task = RunTask(plan, c.RunCommand(form.plan, (), ()), (), ())
         places = [place for place, _ in form.inputs]
         in_order = list(range(len(places)))
         #: The position in the command of each input of the plan; None: in the plan's order.
@@ -197,8 +203,22 @@ class InlineRunFit:
         """Return the completion of a run, given all outputs of the plan."""
         return InlineResult(self._result, sequence, [outputs[place] for place in self._outputs], device_us)
 
+    def begun(self, sequence: int, *, timed: bool) -> CommandState:
+        """Return the state of a run that begins while no other command is left."""
+        state = CommandState(sequence, notify=True, timed=timed, counts=True, uses=self.plan.weights)
+        state.phase, state.stream = CommandPhase.RUNNING, self._context.stream(c.DEFAULT_STREAM)
+        self._context.work(state, self._task, self.plan.device)
+        return state
 
-def fit_of(form: RunForm, plan: PlanHandle) -> InlineRunFit | None:
+    def enter(self, state: CommandState) -> None:
+        """Give a run that begins its place in the order: later commands wait for it."""
+        assert state.stream is not None
+        self.plan.slots.enter(self._task.slot, state)
+        enter_storages(state)
+        enter_stream(state, state.stream)
+
+
+def fit_of(form: RunForm, plan: PlanHandle, context: ValidationContext) -> InlineRunFit | None:
     """Return the fit of a form to a plan; None if it is invalid or uses tensors."""
     sizes = [port.type.nbytes for port in plan.inputs]
     given = [plan.outputs[place].type.nbytes for place in form.outputs if place < len(plan.outputs)]
@@ -215,7 +235,7 @@ def fit_of(form: RunForm, plan: PlanHandle) -> InlineRunFit | None:
         plan.check_there()
     except HeliographError:
         return None
-    return InlineRunFit(form, plan)
+    return InlineRunFit(form, plan, context)
 
 
 @dataclass(frozen=True, slots=True)
