@@ -118,6 +118,21 @@ def test_a_run_is_cut_where_the_smaller_plan_computes_more_rows_in_a_second(
     assert len(queue.take(0.0)) == taken
 
 
+def test_a_smaller_plan_of_unknown_time_is_tried_instead_of_padding_twice_and_then_known() -> None:
+    form, takes = request().form, list[int]()
+    queue = queue_of(*(request() for _ in range(7)))
+    for _ in range(2):
+        queue.ran(form, 7, 8.0)
+    for seconds_of_4 in (6.0, 6.0, 6.0):
+        takes.append(len(queue.take(0.0)))
+        queue.ended(1.0)
+        queue.ran(form, takes[-1], seconds_of_4)
+        for _ in range(takes[-1]):
+            queue.add(request())
+    # Seven rows of the larger plan take 8, and four of the smaller one 6.
+    assert takes == [4, 4, 7]
+
+
 def test_the_first_run_of_a_plan_which_may_compile_it_tells_nothing_of_its_time() -> None:
     queue = queue_of(*(request() for _ in range(7)))
     queue.ran(request().form, 4, 1.0)

@@ -184,10 +184,12 @@ class BatchQueue:
         rows, sizes, form = sum(one.rows for one in batch), self._policy.sizes, batch[0].form
         size, smaller = _size_of(rows, sizes), max((one for one in sizes if one < rows), default=0)
         of_size, of_smaller = (self._seconds.get((form, one), math.inf) for one in (size, smaller))
-        if max(of_size, of_smaller) < math.inf:
-            is_whole = of_size * smaller <= of_smaller * rows
-        else:
+        if of_size == math.inf:
             is_whole = rows >= FULL * size
+        else:
+            # An unknown one is tried, and known after two runs: without it, runs that are padded
+            # would go on for as long as their clients return together.
+            is_whole = of_smaller < math.inf and of_size * smaller <= of_smaller * rows
         if rows == size or is_whole:
             return batch
         return _first_rows(batch, smaller) or batch
