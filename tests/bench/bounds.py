@@ -41,26 +41,27 @@ BOUNDS = {
         "and 0.05 for results that lie over what the graph reads."
     ),
     "kserve/batch-1": (
-        "A request of 3.1 ms (median on a busy machine; our own client: 2.4) takes 400 us until gRPC calls "
-        "the handler, 70 until grpc.aio hands over its message and 260 from the answer to its client: "
-        "730 us are those of gRPC and its client. The gateway reads a request in 16 us, admits and queues it "
-        "in 65, wakes the model's thread in 50 and the loop in 85, and writes the answer in 13. The session "
-        "takes 500 us beside the plan. A bare server whose handler's thread runs the plan takes 1.07 to 1.17 "
-        "of our own client's time (the note has both kinds), and grpc.aio with the plan in another thread "
-        "1.12 to 1.16: the event loop must not compute. With gRPC's threads a call without a message, or a "
-        "stream, would hold a thread."
+        "A request of 2.45 ms (our own client: 1.9). 0.7 are those of gRPC and its client: 0.22 in the "
+        "client, 0.28 from there until the plan's thread runs, of which the event loop works 0.15, and 0.2 "
+        "from the plan's end to the client. The plan's thread takes 0.24 until kernels share work, 0.04 to "
+        "wake a helper, 1.05 to compute and 0.2 behind that: Python whose code and objects have left the "
+        "caches while weights were read takes two to three times as long as in a tight loop. A bare server "
+        "whose handler's thread runs the plan takes 1.07 to 1.22 of our own client's time (the note has both "
+        "kinds), and grpc.aio with the plan in another thread 1.12 to 1.16: the event loop must not compute. "
+        "With gRPC's threads a call without a message, or a stream, would hold a thread."
     ),
     "kserve/clients-full": (
-        "On two processors, which the plan, the server and the client share. Half of the clients' requests "
-        "arrive while the other half computes, in runs of 16 rows that take 16 to 17 ms then, and 13 alone: "
-        "gRPC and the client run on the plan's processors. The server takes 2.1 ms of processor time for a "
-        "request, of which the plan takes 1.6 and a server of grpc.aio that only answers 0.12 to 0.14."
+        "A run of 16 rows takes 8 % more for each row than one of 32, since both read the weights once (1.8 "
+        "to 2 ms of a run), and the client and gRPC take 0.26 and 0.13 ms of a processor for a request, on "
+        "two processors that the plan needs: 0.9 and 0.2 of a row's 0.83. Two runs at a time on a processor "
+        "each take longer (1.31 to 1.40 against 1.14 to 1.21 ms)."
     ),
     "kserve/resnet18-*": (
         "Convolutions: an image takes 16.3 ms of one processor here and 15.3 in onnxruntime, and 15.5 and "
         "14.7 in batches of 4, at 240 to 263 GF/s where multiply-adds run at 256 to 280; the chain along k "
-        "includes the padding, 3.5 to 18 % of a layer. Runs of 4 follow one another every 36 ms, so most "
-        "requests take 72; the longest are those of the first and last runs, which come in other sizes."
+        "includes the padding, 3.5 to 18 % of a layer. Runs of 4 follow one another every 35 ms, so most "
+        "requests take 72; the longest are those of the first runs: one row, which comes alone, then four, "
+        "then the rest: 81 ms, and a run that the system disturbs."
     ),
     "llm-daemon/load": (
         "Two processors share 0.13 s of work after the connection: the client makes a tokenizer (30 to 40 "

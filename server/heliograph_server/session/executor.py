@@ -558,7 +558,7 @@ class Executor:
         run.begin([one for one in task.inputs if not isinstance(one, TensorHandle)])
 
     def _do_inline(self, run: InlineRun) -> bool:
-        """Perform a run at once if it is short and its device is idle. False: it was not. Lock held."""
+        """Perform a run at once if it is short and its device idle. False: it was not. Lock held."""
         if self.stillness.keeps is not None or (fit := self.core.fit(run)) is None:
             return False
         if not (self._holding.has_room(QuotaKind.RUNS) and self._at_once()):

@@ -157,7 +157,7 @@ class _Fetching:
     def __init__(self, run: InlineRun, fit: InlineRunFit) -> None:
         self.run, self.fit = run, fit
         self.abort, self.began = Abort(), time.monotonic()
-        #: What is fetched, by the places of the plan's outputs.
+        #: Fetched outputs, by their places in the plan.
         self.outputs: tuple[tuple[int, Bytes], ...] = ()
         self.device_us = 0.0
 
