@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -39,7 +39,6 @@ from heliograph.transport.channels import (
 )
 from heliograph.transport.command_socket.on_loop import LoopSocket
 from heliograph.transport.command_socket.opening import MOST_BYTES, open_command_socket
-from heliograph.transport.direct.transfers import NO_LIMIT
 from heliograph.transport.following import LOOK_SECONDS as LOOK_SECONDS_THERE
 from heliograph.transport.following import (
     MOVED,
@@ -49,7 +48,7 @@ from heliograph.transport.following import (
     named_destination,
     renewed,
 )
-from heliograph.transport.log_lines import FOLLOW_LOG, follow_request, is_end, lines_of
+from heliograph.transport.log_lines import FOLLOW_LOG, AioRemoteLog, follow_request
 from heliograph.transport.moving import aio_move, aio_move_when_asked
 from heliograph.transport.reconnecting import (
     DURABLE,
@@ -82,10 +81,9 @@ from heliograph_proto.errors import (
     HeliographError,
     InternalError,
     MovedError,
-    SessionClosedError,
     UnavailableError,
 )
-from heliograph_proto.sessions import LogLine, SessionInfo, SessionMove
+from heliograph_proto.sessions import SessionInfo, SessionMove
 
 T = TypeVar("T")
 
@@ -94,44 +92,6 @@ MOST_NODES = 500
 
 #: The errors of calls: a status, or those of a channel that was closed.
 _CALL_ERRORS = (grpc.RpcError, grpc.aio.UsageError, ValueError)
-
-
-class AioRemoteLog:
-    """The log call to a daemon, which `begin` starts."""
-
-    def __init__(self, shell: AioGrpcShell, begin_call: Callable[[], Any]) -> None:
-        self._shell, self._begin_call = shell, begin_call
-        self._call = begin_call()
-
-    async def begin(self) -> None:
-        """Wait for the server's acceptance. Raises the error with which it refuses."""
-        if await self.take() is None:
-            raise SessionClosedError("the session was closed")
-
-    async def take(self) -> list[LogLine] | None:
-        tries = Tries()
-        while True:
-            link = self._shell.link
-            try:
-                message = await self._call.read()
-            except grpc.aio.AioRpcError as error:
-                pause = tries.again(link) if self._shell.core.has_lease and is_cut(error) else None
-                refused = handshake.typed_error(error, self._shell.address, "send its log")
-                if self._shell.core.lost is not None or (pause is None and is_end(refused)):
-                    return None
-                if pause is None:
-                    raise refused from None
-            else:
-                return None if message is grpc.aio.EOF else lines_of(message)
-            await asyncio.sleep(pause)
-            try:
-                await self._shell.await_up(NO_LIMIT)
-            except HeliographError:
-                return None
-            self._call = self._begin_call()
-
-    def close(self) -> None:
-        self._call.cancel()
 
 
 class AioGrpcShell(AioShell):

@@ -1,21 +1,36 @@
-"""A server's log lines of a session, for the blocking API."""
+"""A server's log lines of a session."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
+from heliograph.core.future import Deadline
 from heliograph.transport import handshake
+from heliograph.transport.reconnecting import Tries, is_cut
 from heliograph_proto.addresses import Address
 from heliograph_proto.codec import decode_all
-from heliograph_proto.errors import CancelledError, HeliographError, SessionClosedError
+from heliograph_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    HeliographError,
+    SessionClosedError,
+)
 from heliograph_proto.sessions import LogLine, SessionInfo, after_dropped, check_level
 from heliograph_proto.v1 import session_pb2
 
+if TYPE_CHECKING:
+    from heliograph.transport.aio_grpc import AioGrpcShell
+
 FOLLOW_LOG = "/heliograph.v1.SessionService/FollowLog"
+_DOING = "send its log"
+#: The most time until a server has accepted to send lines.
+ACCEPT_SECONDS = 10.0
 
 
 class LogSource(Protocol):
@@ -45,6 +60,12 @@ def is_end(error: HeliographError) -> bool:
     return isinstance(error, CancelledError | SessionClosedError)
 
 
+def _late() -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"the server did not accept within {ACCEPT_SECONDS:g} s to send its log", advice="ask again"
+    )
+
+
 class RemoteLog:
     """The log call to a daemon, subscribed once it is made.
 
@@ -58,14 +79,25 @@ class RemoteLog:
         """`begin_call` makes the call. `may_go_on` waits until another one can be made, after an
         error; False if none can."""
         self._address, self._begin_call, self._may_go_on = address, begin_call, may_go_on
-        self._is_closed = False
-        self._call: Any = begin_call()
+        self._is_closed = self._is_late = False
+        self._begin()
         try:
             if self._next() is None:
                 raise SessionClosedError("the session was closed")
         except BaseException:
             self.close()
             raise
+
+    def _begin(self) -> None:
+        """Begin a call, which ends unless the server accepts it in time."""
+        self._call: Any = self._begin_call()
+        self._timer = threading.Timer(ACCEPT_SECONDS, self._expire, (self._call,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _expire(self, call: Any) -> None:
+        self._is_late = True
+        call.cancel()
 
     def take(self) -> list[LogLine] | None:
         return self._next()
@@ -76,13 +108,15 @@ class RemoteLog:
                 message = next(call, None)
             except grpc.RpcError as error:
                 broken: Any = error
-                refused = handshake.typed_error(error, self._address, "send its log")
+                refused = _late() if self._is_late else handshake.typed_error(error, self._address, _DOING)
             else:
                 return None if message is None else lines_of(message)
+            finally:
+                self._timer.cancel()
             # Not in the handler: see `blocking.py`.
-            if not self._is_closed and self._may_go_on(broken):
+            if not (self._is_closed or self._is_late) and self._may_go_on(broken):
                 del broken
-                self._call = self._begin_call()
+                self._begin()
                 if self._is_closed:
                     self.close()
                 continue
@@ -95,10 +129,57 @@ class RemoteLog:
 
     def close(self) -> None:
         self._is_closed = True
+        self._timer.cancel()
         # The reference is dropped as well: no call may live until the interpreter ends.
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
+
+
+class AioRemoteLog:
+    """The log call to a daemon, which `begin` starts."""
+
+    def __init__(self, shell: AioGrpcShell, begin_call: Callable[[], Any]) -> None:
+        self._shell, self._begin_call = shell, begin_call
+        self._begin()
+
+    def _begin(self) -> None:
+        self._call, self._is_accepted = self._begin_call(), False
+
+    async def begin(self) -> None:
+        """Wait for the server's acceptance. Raises the error with which it refuses."""
+        if await self.take() is None:
+            raise SessionClosedError("the session was closed")
+
+    async def take(self) -> list[LogLine] | None:
+        tries = Tries()
+        while True:
+            link = self._shell.link
+            try:
+                async with nullcontext() if self._is_accepted else asyncio.timeout(ACCEPT_SECONDS):
+                    message = await self._call.read()
+            except TimeoutError:
+                self.close()
+                raise _late() from None
+            except grpc.aio.AioRpcError as error:
+                pause = tries.again(link) if self._shell.core.has_lease and is_cut(error) else None
+                refused = handshake.typed_error(error, self._shell.address, _DOING)
+                if self._shell.core.lost is not None or (pause is None and is_end(refused)):
+                    return None
+                if pause is None:
+                    raise refused from None
+            else:
+                self._is_accepted = True
+                return None if message is grpc.aio.EOF else lines_of(message)
+            await asyncio.sleep(pause)
+            try:
+                await self._shell.await_up(Deadline(None))
+            except HeliographError:
+                return None
+            self._begin()
+
+    def close(self) -> None:
+        self._call.cancel()
 
 
 class Follower(Protocol):

@@ -12,8 +12,10 @@ import pytest
 from daemon_threads import ThreadDaemon, thread_daemon
 
 import heliograph as hg
+from heliograph.transport import log_lines
 from heliograph_proto.sessions import LogLine
 from heliograph_server.resources.log_fields import LogOwner, run_fields, session_fields
+from heliograph_server.rpc.session_service import SessionService
 from heliograph_server.telemetry import log_followers
 from heliograph_server.telemetry.log_followers import MOST_FOLLOWERS, MOST_LINES, LogFollower
 
@@ -132,6 +134,35 @@ def test_a_level_that_there_is_not_is_refused(url: str) -> None:
         with pytest.raises(hg.SessionClosedError):
             session.close()
             session.log()
+
+
+def test_a_server_that_does_not_accept_in_time_is_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "ACCEPT_SECONDS", 0.2)
+    given_up = threading.Event()
+
+    async def never(*_: object) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            given_up.set()
+
+    async def ask(url: str) -> None:
+        async with hg.aio.connect(url) as session:
+            with pytest.raises(hg.DeadlineExceededError, match="did not accept within 0.2 s"):
+                async with session.log():
+                    pass
+            await session.compile(adding())
+
+    monkeypatch.setattr(SessionService, "FollowLog", never)
+    with thread_daemon() as silent:
+        with hg.connect(silent.url) as session:
+            with pytest.raises(hg.DeadlineExceededError, match="did not accept within 0.2 s"):
+                session.log()
+            assert given_up.wait(SECONDS)
+            given_up.clear()
+            session.compile(adding())
+        asyncio.run(ask(silent.url))
+        assert given_up.wait(SECONDS)
 
 
 def test_only_so_many_follow_one_session(one: ThreadDaemon) -> None:

@@ -139,7 +139,7 @@ class Setting:
 def moving(session: hg.Session) -> None:
     """Tensors and weights that go in several pieces, some of them packed."""
     array = np.arange(3 * 2**18, dtype=np.int32)
-    tensor = session.put(array)
+    tensor = session.put(array, timeout=programs.SECONDS)
     assert np.array_equal(tensor.get(timeout=programs.SECONDS), array)
     g = hg.Graph()
     g.output("y", g.weight("w", array[: 2**18].astype(np.float32)) + 0.0)
