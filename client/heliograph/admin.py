@@ -247,7 +247,7 @@ class Admin:
 
     def snapshot(self) -> Snapshot:
         """Return the daemon's state now. Rates are averages since each session was opened."""
-        for found in self._watch(1.0, self._timeout):
+        for found in self.watch(1.0):
             return found
         raise UnavailableError(f"{self.address} ended the answer before it began")
 
@@ -270,23 +270,28 @@ class Admin:
         """Iterate over the daemon's state, at once and then every `interval` seconds (0.1 to 3600).
 
         It ends when the iterator is closed. Rates are those since the previous state. Raises
-        UnavailableError when the daemon ends.
+        UnavailableError when the daemon ends, and DeadlineExceededError if the first state does not
+        come within the connection's timeout.
         """
-        return self._watch(interval, None)
-
-    def _watch(self, interval: float, timeout: float | None) -> Iterator[Snapshot]:
         request = admin_pb2.WatchRequest(interval_ms=max(1, round(interval * 1e3)))
         method: Any = self._channel.unary_stream(_SERVICE + "Watch")
-        call = method(request.SerializeToString(), timeout=timeout)
+        call = method(request.SerializeToString())
+        first = handshake.FirstAnswer(call, self._timeout)
         refused: HeliographError | None = None
         is_there = False
         try:
             for answer in call:
                 is_there = True
+                first.came()
                 yield decode(admin_pb2.Snapshot.FromString(answer), Snapshot)
         except grpc.RpcError as error:
             refused = self._refused(error, "report its state", is_there=is_there)
+            if first.is_late:
+                refused = DeadlineExceededError(
+                    f"{self.address} did not report its state within {first.seconds:g} s", advice="ask again"
+                )
         finally:
+            first.came()
             call.cancel()
         if refused is not None:
             raise refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -347,6 +348,26 @@ def _why_no_socket(address: Address, error: Exception) -> tuple[str, str]:
     if not stat.S_ISSOCK(os.stat(address.path).st_mode):
         return "the file is not a socket", "name the socket that the daemon listens on, or another path"
     return _NO_DAEMON, start
+
+
+class FirstAnswer:
+    """Ends a call of many answers whose first one does not come in time, and so may never."""
+
+    def __init__(self, call: Any, seconds: float) -> None:
+        self._call, self.seconds = call, seconds
+        #: True if it ended the call.
+        self.is_late = False
+        self._timer = threading.Timer(seconds, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _expire(self) -> None:
+        self.is_late = True
+        self._call.cancel()
+
+    def came(self) -> None:
+        """Do not end the call any more. Idempotent."""
+        self._timer.cancel()
 
 
 def stream_error(error: Any, address: Address, *, has_lease: bool = False) -> HeliographError:

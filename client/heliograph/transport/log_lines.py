@@ -79,7 +79,7 @@ class RemoteLog:
         """`begin_call` makes the call. `may_go_on` waits until another one can be made, after an
         error; False if none can."""
         self._address, self._begin_call, self._may_go_on = address, begin_call, may_go_on
-        self._is_closed = self._is_late = False
+        self._is_closed = False
         self._begin()
         try:
             if self._next() is None:
@@ -91,13 +91,7 @@ class RemoteLog:
     def _begin(self) -> None:
         """Begin a call, which ends unless the server accepts it in time."""
         self._call: Any = self._begin_call()
-        self._timer = threading.Timer(ACCEPT_SECONDS, self._expire, (self._call,))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _expire(self, call: Any) -> None:
-        self._is_late = True
-        call.cancel()
+        self._first = handshake.FirstAnswer(self._call, ACCEPT_SECONDS)
 
     def take(self) -> list[LogLine] | None:
         return self._next()
@@ -108,13 +102,15 @@ class RemoteLog:
                 message = next(call, None)
             except grpc.RpcError as error:
                 broken: Any = error
-                refused = _late() if self._is_late else handshake.typed_error(error, self._address, _DOING)
+                refused = (
+                    _late() if self._first.is_late else handshake.typed_error(error, self._address, _DOING)
+                )
             else:
                 return None if message is None else lines_of(message)
             finally:
-                self._timer.cancel()
+                self._first.came()
             # Not in the handler: see `blocking.py`.
-            if not (self._is_closed or self._is_late) and self._may_go_on(broken):
+            if not (self._is_closed or self._first.is_late) and self._may_go_on(broken):
                 del broken
                 self._begin()
                 if self._is_closed:
@@ -129,7 +125,7 @@ class RemoteLog:
 
     def close(self) -> None:
         self._is_closed = True
-        self._timer.cancel()
+        self._first.came()
         # The reference is dropped as well: no call may live until the interpreter ends.
         call, self._call = self._call, None
         if call is not None:

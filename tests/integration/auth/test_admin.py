@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,32 @@ def running(session: hg.Session, products: int = 20) -> Any:
 
 
 # Looking on
+
+
+def test_a_daemon_that_never_answers_is_no_endless_wait() -> None:
+    over = threading.Event()
+
+    def never(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.add_callback(over.set)
+        over.wait(SECONDS)
+        yield from ()
+
+    handlers = {"Watch": grpc.unary_stream_rpc_method_handler(never)}
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("heliograph.v1.AdminService", handlers),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with heliograph.admin.connect(f"grpc://127.0.0.1:{port}", timeout=0.3) as admin:
+            for ask in (admin.snapshot, lambda: next(admin.watch())):
+                over.clear()
+                with pytest.raises(hg.DeadlineExceededError, match="did not report its state within 0.3 s"):
+                    ask()
+                assert over.wait(SECONDS), "the call goes on"
+    finally:
+        server.stop(None).wait(SECONDS)
 
 
 def test_an_operator_sees_each_session_and_what_it_holds(url: str, admin: Admin) -> None:
