@@ -38,6 +38,8 @@ AnyPieces: TypeAlias = Pieces | MessagePieces
 ROWS = 32
 #: The runs that are sent before the first is done.
 AHEAD = 4
+#: The seconds for which tokens gather that nobody reads before the end of the answer.
+GATHER_SECONDS = 0.1
 #: The tokens that a grammar forces which are worth a chunk of their own.
 WORTH_FILL = 8
 
@@ -141,6 +143,8 @@ class Request:
     stops: tuple[str, ...]
     #: Begins the grammar that the answer follows, if it has one.
     follow: Callable[[], Matcher] | None = None
+    #: False if nobody reads the answer before its end.
+    is_read: bool = True
 
 
 class Drafting(Protocol):
@@ -495,6 +499,7 @@ class Engine:
             carry=carries(request.settings.form),
             until="done",
             taps=["chosen"],
+            gather=None if request.is_read or pieces.may_stop else GATHER_SECONDS,
             fetch=(),
         )
         try:

@@ -16,7 +16,7 @@ import heliograph as hg
 from heliograph.llm.chat import ChatTemplate, checked, read_chat_template
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.constraints import Constraint, Matching, constraint_of
-from heliograph.llm.effects import awaited, awaiting, blocking, result_of
+from heliograph.llm.effects import Procedure, awaited, awaiting, blocking, result_of
 from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.generating import AnyPieces, Array, Engine, Logprob, Request, Result
 from heliograph.llm.sampling import ENDS, Settings, is_within
@@ -410,10 +410,16 @@ class AnswerBase:
     """The parts that `Answer` and `AsyncAnswer` share."""
 
     def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
-        self._procedure = engine.answer(request, pieces, result)
+        self._engine, self._request, self._state = engine, request, pieces
         self._result = result
+        #: False if all of it is asked for at once.
+        self._is_read = True
         #: The seed of its choices, which gives the same text again.
         self.seed = request.settings.seed
+
+    def _procedure(self) -> Procedure[str, None]:
+        request = replace(self._request, is_read=self._is_read)
+        yield from self._engine.answer(request, self._state, self._result)
 
     @property
     def so_far(self) -> Result:
@@ -439,7 +445,7 @@ class Answer(AnswerBase):
 
     def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
         super().__init__(engine, request, pieces, result)
-        self._pieces = blocking(self._procedure)
+        self._pieces = blocking(self._procedure())
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -452,6 +458,7 @@ class Answer(AnswerBase):
 
         Raises the error that ended it, and CancelledError if it was closed before its end.
         """
+        self._is_read = False
         for _ in self._pieces:
             pass
         return self._whole()
@@ -492,7 +499,7 @@ class AsyncAnswer(AnswerBase):
 
     def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
         super().__init__(engine, request, pieces, result)
-        self._pieces = awaiting(self._procedure)
+        self._pieces = awaiting(self._procedure())
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -502,6 +509,7 @@ class AsyncAnswer(AnswerBase):
 
     async def result(self) -> Result:
         """Wait for the end of the answer, and return all of it."""
+        self._is_read = False
         async for _ in self._pieces:
             pass
         return self._whole()

@@ -19,9 +19,9 @@ SECONDS = 10.0
 NEVER = 1e6
 
 
-def tap(step: int, size_bytes: int = 4, *, may_gather: bool = True) -> c.CompletionBatch:
+def tap(step: int, size_bytes: int = 4, *, gather_ms: int | None = 0) -> c.CompletionBatch:
     """The value of an output after a step."""
-    value = c.TapPiece(1, 0, 0, bytes(size_bytes), True, step, 0, may_gather)
+    value = c.TapPiece(1, 0, 0, bytes(size_bytes), True, step, 0, gather_ms)
     return c.CompletionBatch(0, taps=(value,))
 
 
@@ -64,7 +64,7 @@ def test_the_first_value_goes_at_once_and_those_after_it_together() -> None:
     "urgent",
     [
         c.CompletionBatch(1, (c.Completion(1),)),
-        tap(2, may_gather=False),
+        tap(2, gather_ms=None),
         tap(2, GATHER_BYTES),
     ],
     ids=["a-completion", "a-value-that-somebody-waits-for", "many-bytes"],
