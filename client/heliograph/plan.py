@@ -204,10 +204,9 @@ class Plan(PlanBase):
                 Several such loops share the room for values sent ahead.
             feed: Names of inputs (one or several) that `future.feed` may give new values while the
                 loop runs.
-            gather: The seconds, from 0.001 to 1, for which small values of outputs may wait for
-                others, and come together: fewer messages, for a program that does not need each at
-                once. The default is 5 ms, in which the first one does not wait; with `feed` none
-                does.
+            gather: Seconds, 0.001 to 1, for which small values of outputs may wait for others, for
+                fewer messages. The default is 5 ms behind a first one that does not wait; with
+                `feed` none does.
 
         The other arguments are those of `submit`. Returns a future of the last step's outputs,
         which are bit for bit those of as many calls of `run`. `future.steps` counts the steps, also

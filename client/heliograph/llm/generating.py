@@ -38,7 +38,7 @@ AnyPieces: TypeAlias = Pieces | MessagePieces
 ROWS = 32
 #: The runs that are sent before the first is done.
 AHEAD = 4
-#: The seconds for which tokens gather that nobody reads before the end of the answer.
+#: The seconds for which the tokens of an answer gather that is asked for whole.
 GATHER_SECONDS = 0.1
 #: The tokens that a grammar forces which are worth a chunk of their own.
 WORTH_FILL = 8
@@ -143,7 +143,7 @@ class Request:
     stops: tuple[str, ...]
     #: Begins the grammar that the answer follows, if it has one.
     follow: Callable[[], Matcher] | None = None
-    #: False if nobody reads the answer before its end.
+    #: False if the answer is asked for whole.
     is_read: bool = True
 
 

@@ -78,11 +78,12 @@ def _gather_ms(gather: Any) -> int:
     """Return the milliseconds for which values may gather. Raises InvalidArgumentError."""
     if gather is None:
         return 0
-    if not isinstance(gather, Real) or not 0.001 <= gather <= c.MOST_GATHER_MS / 1e3:
+    seconds = float(gather) if isinstance(gather, Real) and not isinstance(gather, bool) else 0.0
+    if not 0.001 <= seconds <= c.MOST_GATHER_MS / 1e3:
         raise InvalidArgumentError(
             f"gather is {gather!r:.80}", advice=f"seconds, from 0.001 to {c.MOST_GATHER_MS / 1e3:g}"
         )
-    return round(gather * 1e3)
+    return round(seconds * 1e3)
 
 
 def _fed(plan: PlanInfo, names: Fed) -> tuple[int, ...]:
