@@ -406,20 +406,31 @@ class AsyncLanguageModel(ModelBase):
         await awaited(self._engine.session.close())
 
 
+@dataclass(slots=True)
+class Reading:
+    """The way in which an answer is read."""
+
+    #: True once all of it is asked for.
+    is_whole: bool = False
+
+
+def answering(
+    engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result, reading: Reading
+) -> Procedure[str, None]:
+    """Answer a request in the way in which the answer is read when it begins."""
+    yield from engine.answer(replace(request, is_read=not reading.is_whole), pieces, result)
+
+
 class AnswerBase:
     """The parts that `Answer` and `AsyncAnswer` share."""
 
     def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
-        self._engine, self._request, self._state = engine, request, pieces
+        self._reading = Reading()
+        # It does not refer to the answer: one that is dropped ends at once.
+        self._procedure = answering(engine, request, pieces, result, self._reading)
         self._result = result
-        #: False if all of it is asked for at once.
-        self._is_read = True
         #: The seed of its choices, which gives the same text again.
         self.seed = request.settings.seed
-
-    def _procedure(self) -> Procedure[str, None]:
-        request = replace(self._request, is_read=self._is_read)
-        yield from self._engine.answer(request, self._state, self._result)
 
     @property
     def so_far(self) -> Result:
@@ -445,7 +456,7 @@ class Answer(AnswerBase):
 
     def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
         super().__init__(engine, request, pieces, result)
-        self._pieces = blocking(self._procedure())
+        self._pieces = blocking(self._procedure)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -458,7 +469,7 @@ class Answer(AnswerBase):
 
         Raises the error that ended it, and CancelledError if it was closed before its end.
         """
-        self._is_read = False
+        self._reading.is_whole = True
         for _ in self._pieces:
             pass
         return self._whole()
@@ -499,7 +510,7 @@ class AsyncAnswer(AnswerBase):
 
     def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
         super().__init__(engine, request, pieces, result)
-        self._pieces = awaiting(self._procedure())
+        self._pieces = awaiting(self._procedure)
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -509,7 +520,7 @@ class AsyncAnswer(AnswerBase):
 
     async def result(self) -> Result:
         """Wait for the end of the answer, and return all of it."""
-        self._is_read = False
+        self._reading.is_whole = True
         async for _ in self._pieces:
             pass
         return self._whole()
