@@ -24,8 +24,9 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 SERVER_HANDLE = 1 << 63
 #: The stream that exists from the start.
 DEFAULT_STREAM = 0
-#: The most steps of a loop.
+#: The most steps of a loop, and the longest time for which its values may gather.
 MAX_LOOP_STEPS = 1_000_000_000
+MOST_GATHER_MS = 1000
 #: The overhead counted for each value that a loop streams, beyond its bytes.
 STREAMED_VALUE_BYTES = 512
 #: The most bytes of values that go with what one partition of a loop tells another.
@@ -263,6 +264,8 @@ class Loop:
     exchange: LoopExchange | None = None
     #: True if the client is told of complete steps now and then.
     counts_steps: bool = False
+    #: The time for which small outputs that it streams may wait for others; 0: a short one.
+    gather_ms: int = 0
 
     @property
     def is_fed(self) -> bool:
@@ -424,8 +427,9 @@ class TapPiece:
     step: int = 0
     #: The output whose value this is; `node` is then unused.
     output: int | None = None
-    #: True if it may wait a moment for others before it is sent. Not on the wire.
-    may_gather: bool = field(default=False, compare=False)
+    #: `Loop.gather_ms` of a value that may wait for others before it is sent, else None. Not on the
+    #: wire.
+    gather_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,12 +71,25 @@ BOUNDS = {
         "where llama.cpp maps the file."
     ),
     "llm-daemon/decode": (
-        "A token through a daemon takes 270 us of processor time in Python, in both processes and beside the "
-        "kernels, where one in process takes 130: at best 1.04 of a token of 1.5 ms on two processors."
+        "An answer that is asked for whole takes 70 us of processor time in Python for a token, in both "
+        "processes and beside the thread that computes, where one in process takes 95."
     ),
     "llm-daemon/prompt": (
-        "A prompt is a run and a loop: the daemon's event loop takes 1.2 ms of one processor for them, and "
-        "threads wake one another on the way there and back, beside 22 ms of the prompt on two processors."
+        "A prompt is a run and a loop: the daemon's event loop takes 0.85 ms of one processor for them, and "
+        "two threads of the client 0.3, beside 21 ms of the prompt on two processors. Less would take one "
+        "message for both, but the end of the prompt is what the answer tells its time by."
+    ),
+    "llm-delay/token": (
+        "The wire of 5 ms is a process on the two processors that compute: it takes 90 us of one for a "
+        "token, and the client 40 more than without delay, since messages come evenly, where without delay "
+        "some wait up to 20 ms for a processor and come together. A token takes 1.3 ms of both."
+    ),
+    "llm-form/chosen": (
+        "A step keeps both processors for 1.04 ms, in which the grammar is asked. For that and two small "
+        "runs, the answer's thread takes 0.46 ms of one for a token, where a free one takes 0.12, and the "
+        "grammar's process 0.09: half of their sum is 0.2. The choice waits for the mask and for the step, "
+        "and takes 0.25 ms behind it, of which its kernels take 0.06 and two turns of the device the rest. "
+        "One observed run in place of both took 0.4 ms more."
     ),
     "llm/*-f32": "As quantized products, which are 96 % of a step.",
     "bandwidth/*": (

@@ -432,7 +432,7 @@ class PlanBase(Handle):
         return found
 
     def _looping(
-        self, steps: int, carry: Carries, until: str | None, taps: Taps, feed: Fed
+        self, steps: int, carry: Carries, until: str | None, taps: Taps, feed: Fed, gather: float | None
     ) -> tuple[c.Loop, Observed | None]:
         """Return a loop and its checked values to observe.
 
@@ -440,7 +440,7 @@ class PlanBase(Handle):
         """
         recipe, info = self._spec.recipe, self._shell.info
         assert recipe is not None
-        loop = loop_of(self._spec.info, steps, carry, until, feed)
+        loop = loop_of(self._spec.info, steps, carry, until, feed, gather)
         if taps is None:
             return loop, None
         nodes, outputs = tapped_in_loop(recipe.graph, taps)

@@ -38,6 +38,8 @@ AnyPieces: TypeAlias = Pieces | MessagePieces
 ROWS = 32
 #: The runs that are sent before the first is done.
 AHEAD = 4
+#: The seconds for which the tokens of an answer gather that is asked for whole.
+GATHER_SECONDS = 0.1
 #: The tokens that a grammar forces which are worth a chunk of their own.
 WORTH_FILL = 8
 
@@ -141,6 +143,8 @@ class Request:
     stops: tuple[str, ...]
     #: Begins the grammar that the answer follows, if it has one.
     follow: Callable[[], Matcher] | None = None
+    #: False if the answer is asked for whole.
+    is_read: bool = True
 
 
 class Drafting(Protocol):
@@ -454,7 +458,7 @@ class Engine:
         filled = partial(self._prompted, tokens[:-1], reused, runs, result, None if written else began)
         is_alone = matcher is None and self.draft is None
         try:
-            plan = yield from self._decoding(replace(request.settings.form, masks=int(matcher is not None)))
+            plan = None if matcher else (yield from self._decoding(request.settings.form))
             if not (runs and is_alone):
                 yield from filled()
             if is_alone:
@@ -462,7 +466,7 @@ class Engine:
         finally:
             _cancel(runs)
         if matcher is not None:
-            yield from self._followed(plan, rest, steps, pieces, result, matcher)
+            yield from self._followed(rest, steps, pieces, result, matcher)
             return
         if self.draft is not None:
             plain = partial(self._loop, plan, pieces=pieces, result=result)
@@ -495,6 +499,7 @@ class Engine:
             carry=carries(request.settings.form),
             until="done",
             taps=["chosen"],
+            gather=None if request.is_read or pieces.may_stop else GATHER_SECONDS,
             fetch=(),
         )
         try:
@@ -517,36 +522,84 @@ class Engine:
             loop.cancel()
 
     def _followed(
-        self, plan: Any, request: Request, steps: int, pieces: AnyPieces, result: Result, matcher: Matcher
+        self, request: Request, steps: int, pieces: AnyPieces, result: Result, matcher: Matcher
     ) -> Procedure[str, None]:
-        """As `_loop`, with one run for each token that a grammar leaves a choice for, and for
-        `steps` tokens of the whole answer."""
+        """As `_loop`, for `steps` tokens of the whole answer, each of which a grammar allows.
+
+        A token is chosen by a run of its own, which needs the grammar's mask. The run that takes it
+        into the cache is sent behind that one at once: the device computes while the grammar is
+        asked. It is in vain where the grammar then forces tokens, so it is left out after such.
+        """
         began, tokens = time.perf_counter() - result.seconds, list(request.tokens)
-        while not is_over(pieces, result, steps):
-            if len(matcher.forced) >= WORTH_FILL and not request.settings.logprobs:
-                new = matcher.take_forced(steps - len(result.tokens))
-                result.tokens += new
-            else:
-                if len(self._kept) < len(tokens) - 1:
-                    yield from self.fill(tokens[:-1])
-                mask = masks_of([matcher.mask], self.config.vocabulary, 1)
-                inputs = self.given({**self._inputs(request, tokens), **mask})
-                outputs = yield Ask(partial(plan.run, inputs, fetch=["chosen"]))
-                self._kept.append(tokens[-1])
-                new = [take(outputs["chosen"][0], result)]
-                if new[0] not in request.ends:
-                    yield Work(partial(matcher.take, new[0]))
-            result.seconds = time.perf_counter() - began
-            tokens += new
-            if matcher.is_over or new[-1] in request.ends:
-                result.finish_reason = "stop"
-            for later, token in enumerate(new, -len(new)):
-                if pieces.is_stopped:
-                    del result.tokens[later:]
-                    break
-                if token not in request.ends and (text := pieces.add(token)):
-                    result.text += text
-                    yield Give(text)
+        form = replace(request.settings.form, masks=1)
+        choice = yield from self.plan(("choice", form), partial(self.current.choice, form))
+        taking = yield from self.plan("take in", self.current.take_in)
+        runs: list[Any] = []
+        taken, goes_ahead = len(tokens) - 1, True
+        try:
+            while not is_over(pieces, result, steps):
+                if matcher.forced and not request.settings.logprobs:
+                    new = matcher.take_forced(steps - len(result.tokens))
+                    result.tokens += new
+                else:
+                    if len(tokens) - taken > WORTH_FILL:
+                        yield from self._taken_in(runs, tokens[:taken])
+                        yield from self.fill(tokens[:-1])
+                        taken = len(tokens) - 1
+                    runs += [self._take_in(taking, tokens[at], at) for at in range(taken, len(tokens))]
+                    choosing = choice.submit(self._choice_inputs(request, tokens, matcher))
+                    ahead = []
+                    if goes_ahead and len(result.tokens) + 1 < steps:
+                        ahead = [self._take_in(taking, -1, len(tokens))]
+                    taken = len(tokens) + len(ahead)
+                    try:
+                        chosen = (yield Ask(choosing.result))["chosen"][0]
+                        # They are done, and may have failed.
+                        yield from self._taken_in(runs, tokens)
+                        new = [take(chosen, result)]
+                    finally:
+                        runs += ahead
+                    if new[0] not in request.ends:
+                        yield Work(partial(matcher.take, new[0]))
+                    goes_ahead = not matcher.forced
+                result.seconds = time.perf_counter() - began
+                tokens += new
+                if matcher.is_over or new[-1] in request.ends:
+                    result.finish_reason = "stop"
+                yield from _given(new, request, pieces, result)
+        finally:
+            _cancel(runs)
+
+    def _choice_inputs(self, request: Request, tokens: list[int], matcher: Matcher) -> dict[str, Array]:
+        vocabulary = self.config.vocabulary
+        return {
+            "position": np.array([len(tokens) - 1], np.int32),
+            **request.settings.inputs(vocabulary, tokens),
+            **masks_of([matcher.mask], vocabulary, 1),
+        }
+
+    def _take_in(self, plan: Any, token: int, position: int) -> Any:
+        """Send a run that takes a token into the cache; -1 for the one that is chosen before."""
+        place = {"token": np.array([token], np.int32), "position": np.array([position], np.int32)}
+        return plan.submit(self.given(place))
+
+    def _taken_in(self, runs: list[Any], tokens: list[int]) -> Procedure[Any, None]:
+        """Wait for runs, after which the cache has these tokens."""
+        while runs:
+            yield Ask(runs[0].result)
+            del runs[0]
+        self._kept += tokens[len(self._kept) :]
+
+
+def _given(new: list[int], request: Request, pieces: AnyPieces, result: Result) -> Procedure[str, None]:
+    """Give the text of the newest tokens. Those behind a stop text are no part of the answer."""
+    for later, token in enumerate(new, -len(new)):
+        if pieces.is_stopped:
+            del result.tokens[later:]
+            break
+        if token not in request.ends and (text := pieces.add(token)):
+            result.text += text
+            yield Give(text)
 
 
 def is_over(pieces: AnyPieces, result: Result, steps: int) -> bool:

@@ -86,6 +86,35 @@ class Decoder:
         graph.output("position_next", position + 1)
         return logits, following
 
+    # A choice apart
+
+    def take_in(self) -> hg.Graph:
+        """A graph that takes a `token` (i32 [1]; -1 for the one that `choice` chose last) at a
+        `position` (i32 [1]) into the cache, and leaves the logits behind it for `choice`."""
+        graph = hg.Graph()
+        given, position = graph.input("token", (1,), "i32"), graph.input("position", (1,), "i32")
+        token = hg.where(given >= 0, given, self._chosen(graph))
+        step = self._step(graph, position)
+        hg.assign(self._logits(graph), step.logits(step.norm("output_norm", hidden(step, token))))
+        graph.output("end", position + 1)
+        return graph
+
+    def choice(self, form: Form) -> hg.Graph:
+        """A graph that chooses the token behind a `position` (i32 [1]), which `take_in` took last.
+        `chosen` is what `described` returns."""
+        graph = hg.Graph()
+        logits = self._logits(graph)
+        following = choose(graph, logits, graph.input("position", (1,), "i32"), form)
+        hg.assign(self._chosen(graph), following)
+        graph.output("chosen", described(logits, following, form))
+        return graph
+
+    def _logits(self, graph: hg.Graph) -> hg.Value:
+        return graph.variable(f"{self.cache.name}/logits", (1, self.config.vocabulary), "f32")
+
+    def _chosen(self, graph: hg.Graph) -> hg.Value:
+        return graph.variable(f"{self.cache.name}/chosen", (1,), "i32")
+
     # Speculation
 
     def propose(self, form: Form, most: int) -> hg.Graph:

@@ -16,7 +16,7 @@ import heliograph as hg
 from heliograph.llm.chat import ChatTemplate, checked, read_chat_template
 from heliograph.llm.configuration import Configuration
 from heliograph.llm.constraints import Constraint, Matching, constraint_of
-from heliograph.llm.effects import awaited, awaiting, blocking, result_of
+from heliograph.llm.effects import Procedure, awaited, awaiting, blocking, result_of
 from heliograph.llm.encoding import EncoderEngine
 from heliograph.llm.generating import AnyPieces, Array, Engine, Logprob, Request, Result
 from heliograph.llm.sampling import ENDS, Settings, is_within
@@ -406,11 +406,28 @@ class AsyncLanguageModel(ModelBase):
         await awaited(self._engine.session.close())
 
 
+@dataclass(slots=True)
+class Reading:
+    """The way in which an answer is read."""
+
+    #: True once all of it is asked for.
+    is_whole: bool = False
+
+
+def answering(
+    engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result, reading: Reading
+) -> Procedure[str, None]:
+    """Answer a request in the way in which the answer is read when it begins."""
+    yield from engine.answer(replace(request, is_read=not reading.is_whole), pieces, result)
+
+
 class AnswerBase:
     """The parts that `Answer` and `AsyncAnswer` share."""
 
     def __init__(self, engine: AnyEngine, request: Request, pieces: AnyPieces, result: Result) -> None:
-        self._procedure = engine.answer(request, pieces, result)
+        self._reading = Reading()
+        # It does not refer to the answer: one that is dropped ends at once.
+        self._procedure = answering(engine, request, pieces, result, self._reading)
         self._result = result
         #: The seed of its choices, which gives the same text again.
         self.seed = request.settings.seed
@@ -452,6 +469,7 @@ class Answer(AnswerBase):
 
         Raises the error that ended it, and CancelledError if it was closed before its end.
         """
+        self._reading.is_whole = True
         for _ in self._pieces:
             pass
         return self._whole()
@@ -502,6 +520,7 @@ class AsyncAnswer(AnswerBase):
 
     async def result(self) -> Result:
         """Wait for the end of the answer, and return all of it."""
+        self._reading.is_whole = True
         async for _ in self._pieces:
             pass
         return self._whole()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import chain
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,7 +53,9 @@ Fed: TypeAlias = "str | Collection[str] | None"
 FED_BYTES = 64 * 1024
 
 
-def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None, feed: Fed) -> c.Loop:
+def loop_of(
+    plan: PlanInfo, steps: int, carry: Carries, until: str | None, feed: Fed, gather: float | None
+) -> c.Loop:
     """Return the loop with numbers in place of names, without taps. Raises InvalidArgumentError."""
     if not isinstance(steps, Integral) or isinstance(steps, bool) or not 1 <= steps <= c.MAX_LOOP_STEPS:
         raise InvalidArgumentError(
@@ -69,7 +71,19 @@ def loop_of(plan: PlanInfo, steps: int, carry: Carries, until: str | None, feed:
     fed_bytes = sum(plan.inputs[place].type.nbytes for place in fed)
     room = 2 * (fed_bytes + c.FEED_BYTES) + FED_BYTES if fed else 0
     ends = None if until is None else _until(plan, until)
-    return c.Loop(int(steps), carries, ends, fed_inputs=fed, fed_bytes=room)
+    return c.Loop(int(steps), carries, ends, fed_inputs=fed, fed_bytes=room, gather_ms=_gather_ms(gather))
+
+
+def _gather_ms(gather: Any) -> int:
+    """Return the milliseconds for which values may gather. Raises InvalidArgumentError."""
+    if gather is None:
+        return 0
+    seconds = float(gather) if isinstance(gather, Real) and not isinstance(gather, bool) else 0.0
+    if not 0.001 <= seconds <= c.MOST_GATHER_MS / 1e3:
+        raise InvalidArgumentError(
+            f"gather is {gather!r:.80}", advice=f"seconds, from 0.001 to {c.MOST_GATHER_MS / 1e3:g}"
+        )
+    return round(seconds * 1e3)
 
 
 def _fed(plan: PlanInfo, names: Fed) -> tuple[int, ...]:

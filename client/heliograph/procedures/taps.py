@@ -89,7 +89,8 @@ def tapped_in_loop(
     patterns = _patterns(taps)
     named = {outputs[one] for one in patterns if isinstance(one, str) and one in outputs}
     others = [one for one in patterns if not (isinstance(one, str) and one in outputs)]
-    return tapped_nodes(graph, others), tuple(sorted(named))
+    # Nodes are many, and get names.
+    return tapped_nodes(graph, others) if others else (), tuple(sorted(named))
 
 
 def _patterns(taps: TapPattern | Collection[TapPattern]) -> Collection[TapPattern]:

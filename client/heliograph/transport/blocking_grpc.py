@@ -232,7 +232,7 @@ class GrpcShell(BlockingShell):
                 connection,
                 partial(self._message, self.link),
                 lambda message: self.apply(completions.read(message), len(message)),
-                lambda: core.is_answered,
+                core,
             )
         execute: Any = self._channel.stream_stream(handshake.EXECUTE)
         # gRPC's thread may begin to read it when another link has begun.

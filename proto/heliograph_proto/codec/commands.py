@@ -104,7 +104,7 @@ def _encode_loop(message: command_pb2.Loop, loop: c.Loop) -> None:
     message.taps.extend(loop.taps)
     message.fed_inputs.extend(loop.fed_inputs)
     message.fed_bytes = loop.fed_bytes
-    message.counts_steps = loop.counts_steps
+    message.counts_steps, message.gather_ms = loop.counts_steps, loop.gather_ms
     if loop.until is not None:
         message.until = loop.until
     if loop.exchange is not None:
@@ -334,6 +334,7 @@ def _decode_loop(loop: command_pb2.Loop) -> c.Loop:
         fed_bytes=loop.fed_bytes,
         exchange=_decode_loop_exchange(loop.exchange) if loop.HasField("exchange") else None,
         counts_steps=loop.counts_steps,
+        gather_ms=loop.gather_ms,
     )
 
 

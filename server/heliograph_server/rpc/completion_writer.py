@@ -34,7 +34,8 @@ MESSAGE_BYTES = 2**20
 #: Commands without a completion are acknowledged after this time, or once there are this many.
 LATE_SECONDS = 0.005
 LATE_COMMANDS = 1000
-#: Values of a loop gather for this time after a message with such, unless there are this many bytes.
+#: Values of a loop gather for this time after a message with such, unless there are this many bytes
+#: or the client allows another time, in which the first ones gather too.
 GATHER_SECONDS = 0.005
 GATHER_BYTES = 4096
 #: The approximate memory of a completion without data.
@@ -80,8 +81,10 @@ class CompletionWriter:
         self._acknowledged = 0
         self._ack_is_armed = False
         self._ack_is_due = False
-        #: True while values of loops gather, and once something came that is to be written at once.
-        self._gathers = self._is_urgent = False
+        #: The seconds for which values of loops gather at present; 0: they do not.
+        self._gathers = 0.0
+        #: True once something came that is to be written at once.
+        self._is_urgent = False
         #: The stream ends when this number is acknowledged; None while the client may send more.
         self._finish_at: int | None = None
         #: The error that ends the stream; None for a good end.
@@ -120,13 +123,16 @@ class CompletionWriter:
             for piece in _split(batch):
                 self._put_bytes += piece[1]
                 self._pieces.append(piece)
-            may_gather = not (batch.completions or tells) and all(one.may_gather for one in batch.taps)
+            gather = 0.0 if batch.completions or tells else min(map(_gather_seconds, batch.taps))
             # In this order, since the end of the gathering looks for pieces afterwards.
-            if not may_gather or self.unwritten_bytes > GATHER_BYTES:
+            if gather < self._gathers or not gather or self.unwritten_bytes > GATHER_BYTES:
                 self._is_urgent = True
                 self._wake_soon()
-            elif not self._gathers:
+            elif not self._gathers and gather <= GATHER_SECONDS:
                 self._wake_soon()
+            elif not self._gathers:
+                self._gathers = gather
+                self._call_soon(partial(self._loop.call_later, gather, self._end_gathering))
             return
         # The client waits for none of these commands, so their acknowledgement may be late.
         self._acknowledged = batch.completed_through
@@ -199,7 +205,7 @@ class CompletionWriter:
         self._woken.set()
 
     def _end_gathering(self) -> None:
-        self._gathers = False
+        self._gathers = 0.0
         if self._pieces:
             self._woken.set()
 
@@ -333,9 +339,9 @@ class CompletionWriter:
         else:
             self._is_urgent = True
         self._taken_bytes += size
-        if not self._gathers and taps and taps[-1].may_gather:
-            self._gathers = True
-            self._loop.call_later(GATHER_SECONDS, self._end_gathering)
+        if not self._gathers and taps and (gather := _gather_seconds(taps[-1])):
+            self._gathers = gather
+            self._loop.call_later(gather, self._end_gathering)
         steps = []
         while self._steps:
             # Any thread adds to it.
@@ -353,6 +359,13 @@ class CompletionWriter:
                 steps=tuple(steps),
             )
         )
+
+
+def _gather_seconds(tap: TapPiece) -> float:
+    """Return the time for which a value may wait for others."""
+    if tap.gather_ms is None:
+        return 0.0
+    return tap.gather_ms / 1e3 if tap.gather_ms else GATHER_SECONDS
 
 
 def _split(batch: CompletionBatch) -> Iterator[tuple[CompletionBatch, int]]:

@@ -85,6 +85,7 @@ def test_the_wire_carries_steps(raw: RawSession) -> None:
         ({"steps": 2, "until": 2**32 - 1}, "of a plan with 1"),
         ({"steps": 2, "taps": [0, 0]}, "streamed twice"),
         ({"steps": 2, "taps": [2**32 - 1]}, "of a plan with 1"),
+        ({"steps": 2, "taps": [0], "gather_ms": 1001}, "gather for 1,001 ms; 1,000 at most"),
     ],
 )
 def test_loops_that_are_none_are_refused(raw: RawSession, loop: dict[str, Any], words: str) -> None:

@@ -140,6 +140,22 @@ def test_tokens_that_are_forced_are_the_same_in_a_chunk_and_step_by_step(llm: La
     assert same(again, llm.generate([*llm.tokenizer.encode(PROMPT), *chunk.tokens], **free).result())
 
 
+@pytest.mark.parametrize("ends", ["with-its-form", "with-a-stop-text", "closed"])
+def test_an_answer_in_a_form_that_ends_early_leaves_the_cache_whole(llm: LanguageModel, ends: str) -> None:
+    """The model is at work on the next token when the last one is known."""
+    prompt = [*llm.tokenizer.encode(PROMPT)]
+    free: dict[str, Any] = {"max_tokens": 8, "seed": 1}
+    alone = llm.generate(prompt, **free).result()
+    if ends == "closed":
+        answer = llm.generate(prompt, regex="(?s:.{40})", seed=2)
+        next(answer)
+        answer.close()
+    else:
+        pattern, stop = ("[0-9]{5}", None) if ends == "with-its-form" else ("[0-9]{9}", list("0123456789"))
+        llm.generate(prompt, regex=pattern, stop=stop, seed=2).result()
+    assert same(llm.generate(prompt, **free).result(), alone)
+
+
 def test_log_probabilities_are_those_of_the_model_without_the_grammar(llm: LanguageModel) -> None:
     free = llm.generate(PROMPT, max_tokens=1, temperature=0, logprobs=True).result().logprobs[0]
     held = llm.generate(PROMPT, regex="[0-9]{2}", max_tokens=1, temperature=0, logprobs=True).result()

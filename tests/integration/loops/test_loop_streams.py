@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +76,13 @@ def test_many_small_values_all_come(plan: hg.Plan) -> None:
     run = plan.loop(x=X, n=ZERO, steps=20_000, carry=CARRY, taps="count")
     assert [int(tap.value) for tap in run.taps(60)] == list(range(1, 20_001))
     assert run.steps == 20_000
+
+
+def test_values_that_gather_for_long_all_come_and_at_the_latest_with_the_result(plan: hg.Plan) -> None:
+    run = plan.loop(x=X, n=ZERO, steps=300, carry=CARRY, taps="count", gather=1.0)
+    begun = time.perf_counter()
+    assert [int(tap.value) for tap in run.taps(SECONDS)] == list(range(1, 301))
+    assert time.perf_counter() - begun < 0.9 and run.steps == 300
 
 
 def test_loops_beside_each_other_wait_for_their_own_readers(

@@ -28,7 +28,7 @@ class Ends:
         self.queue: list[bytes] = []
         self.outcomes = {name: Outcome() for name in (b"a", b"b", b"c")}
         self.applied: list[tuple[bytes, int]] = []
-        self.socket = BlockingSocket(ours, self._take, self._apply, lambda: not self.is_awaited)
+        self.socket = BlockingSocket(ours, self._take, self._apply, self)
         self.is_awaited = False
         self.raised: list[BaseException] = []
         self._thread = threading.Thread(target=self._read)
@@ -47,6 +47,18 @@ class Ends:
             self.socket.read_until_end()
         except ValueError as error:
             self.raised.append(error)
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self.queue)
+
+    @property
+    def has_only_garbage(self) -> bool:
+        return self.queue == [b"garbage"]
+
+    @property
+    def is_answered(self) -> bool:
+        return not self.is_awaited
 
     def begin(self) -> None:
         """Starts the session's thread."""
@@ -140,6 +152,17 @@ def test_an_error_that_a_caller_met_is_raised_in_the_sessions_thread(ends: Ends)
     ends.socket.wait(ends.outcomes[b"a"], no_limit())
     ends.close()
     assert [str(one) for one in ends.raised] == ["a bad message"]
+
+
+def test_a_caller_that_waits_writes_what_is_queued_but_what_can_wait(ends: Ends) -> None:
+    reader = FrameReader(2**20)
+    for name, sent in ((b"a", [b"a command"]), (b"b", [])):
+        ends.queue = sent or [b"garbage"]
+        ends.say(name)
+        ends.socket.wait(ends.outcomes[name], no_limit())
+        if sent:
+            assert reader.feed(ends.other.recv(65_536)) == [b"a command"]
+    assert ends.queue == [b"garbage"]
 
 
 def test_what_finds_no_room_is_left_to_the_writer_and_stays_in_order(ends: Ends) -> None:

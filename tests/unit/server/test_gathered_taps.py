@@ -19,9 +19,9 @@ SECONDS = 10.0
 NEVER = 1e6
 
 
-def tap(step: int, size_bytes: int = 4, *, may_gather: bool = True) -> c.CompletionBatch:
+def tap(step: int, size_bytes: int = 4, *, gather_ms: int | None = 0) -> c.CompletionBatch:
     """The value of an output after a step."""
-    value = c.TapPiece(1, 0, 0, bytes(size_bytes), True, step, 0, may_gather)
+    value = c.TapPiece(1, 0, 0, bytes(size_bytes), True, step, 0, gather_ms)
     return c.CompletionBatch(0, taps=(value,))
 
 
@@ -64,7 +64,7 @@ def test_the_first_value_goes_at_once_and_those_after_it_together() -> None:
     "urgent",
     [
         c.CompletionBatch(1, (c.Completion(1),)),
-        tap(2, may_gather=False),
+        tap(2, gather_ms=None),
         tap(2, GATHER_BYTES),
     ],
     ids=["a-completion", "a-value-that-somebody-waits-for", "many-bytes"],
@@ -80,3 +80,31 @@ def test_values_that_gather_hold_nothing_up(
 
     own = [one.step for one in urgent.taps]
     assert written(scenario) == [[0], [1, *own], [3]]
+
+
+async def after_a_turn(outbox: CompletionWriter, steps: int, gather_ms: int) -> None:
+    """Put values of so many steps, and wait until all are written."""
+    await put_each_in_a_turn(outbox, *(tap(step, gather_ms=gather_ms) for step in range(steps)))
+    await asyncio.to_thread(until, lambda: not outbox.unwritten_bytes)
+    outbox.end(UnavailableError("the end"))
+
+
+def test_in_a_time_that_the_client_allows_the_first_value_gathers_too() -> None:
+    assert written(lambda outbox: after_a_turn(outbox, 5, 200)) == [[0, 1, 2, 3, 4]]
+
+
+def test_a_completion_takes_along_what_gathers_for_long() -> None:
+    async def scenario(outbox: CompletionWriter) -> None:
+        done = c.CompletionBatch(1, (c.Completion(1),))
+        await put_each_in_a_turn(outbox, tap(0, gather_ms=10**9), tap(1, gather_ms=10**9), done)
+        outbox.end(UnavailableError("the end"))
+
+    assert written(scenario) == [[0, 1]]
+
+
+def test_a_value_that_may_wait_for_less_ends_a_longer_time() -> None:
+    async def scenario(outbox: CompletionWriter) -> None:
+        await put_each_in_a_turn(outbox, tap(0, gather_ms=10**9), tap(1))
+        outbox.end(UnavailableError("the end"))
+
+    assert written(scenario) == [[0, 1]]

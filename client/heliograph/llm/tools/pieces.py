@@ -32,6 +32,8 @@ class Pieces:
         self._held = ""
         #: True when a stop text was found; it is not part of the answer.
         self.is_stopped = False
+        #: True if that can be.
+        self.may_stop = bool(stops)
 
     def add(self, token: int) -> str:
         """Take a token, and return the text that is certain now."""
@@ -71,6 +73,9 @@ class MessagePieces:
         self._reader = reader
         self._keep = keep
         self._is_done = is_done
+
+    #: True if the text may end an answer.
+    may_stop = True
 
     @property
     def is_stopped(self) -> bool:

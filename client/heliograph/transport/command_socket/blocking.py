@@ -1,8 +1,9 @@
 """The client's end of a command socket, used by the threads that call a blocking session.
 
 A caller that waits reads the socket itself, so that no other thread has to wake before it. While no
-caller waits, a thread of the session reads. A caller that sends a small run writes it itself;
-everything else is written by the session's writer. Where a signal handler of the program may run,
+caller waits, a thread of the session reads. A caller that sends a small run writes it itself, and
+one that waits for a command writes what is queued, if the session's writer has not woken yet, which
+writes everything else. Where a signal handler of the program may run,
 the session's threads read and write: the handler may use the session too, or raise.
 """
 
@@ -15,6 +16,7 @@ import weakref
 from _thread import get_ident
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from heliograph.core.future import Deadline, Outcome
 from heliograph.core.interrupts import runs_handlers, undisturbed
@@ -28,11 +30,26 @@ READ_BYTES = 262_144
 ASIDE_SECONDS = 0.01
 
 
+class Queued(Protocol):
+    """The commands of a session, which any thread may ask for."""
+
+    @property
+    def has_output(self) -> bool:
+        """True if something is to be sent."""
+
+    @property
+    def has_only_garbage(self) -> bool:
+        """True if that can wait for more."""
+
+    @property
+    def is_answered(self) -> bool:
+        """True if nothing is to come."""
+
+
 class BlockingSocket:
     """Writes the messages that `take` returns, and passes those that come to `apply`.
 
-    `take` returns b"" if there is nothing to send; `is_answered` True if nothing is to come. Any
-    thread.
+    `take` returns b"" if there is nothing to send. Any thread.
     """
 
     def __init__(
@@ -40,11 +57,11 @@ class BlockingSocket:
         connection: socket.socket,
         take: Callable[[], bytes],
         apply: Callable[[bytes], None],
-        is_answered: Callable[[], bool],
+        queued: Queued,
     ) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._take, self._apply, self._is_answered = take, apply, is_answered
+        self._take, self._apply, self._queued = take, apply, queued
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._frames = FrameReader(MOST_BYTES)
@@ -127,6 +144,9 @@ class BlockingSocket:
         elif runs_handlers():
             self.attend()
             return
+        elif self._queued.has_output and not self._queued.has_only_garbage:
+            # Sooner than the writer, which has to wake.
+            undisturbed(self._send_now)
         claim = get_ident(), object()
         try:
             if (found := self._reader.setdefault(0, claim)) is not claim:
@@ -148,7 +168,7 @@ class BlockingSocket:
         finally:
             if 0 in self._reader and self._reader[0] is claim:
                 del self._reader[0]
-                if not self._is_answered():
+                if not self._queued.is_answered:
                     self.attend()
 
     def _read(self) -> None:
@@ -194,7 +214,7 @@ class BlockingSocket:
         """Wait until callers have stopped to read, or `attend`."""
         self._is_aside = True
         # A caller that gives its claim afterwards finds this thread aside.
-        is_needed = 0 not in self._reader and not self._is_answered()
+        is_needed = 0 not in self._reader and not self._queued.is_answered
         seen = self._reads if is_needed else -1
         while seen != self._reads and not self._is_over:
             seen = self._reads

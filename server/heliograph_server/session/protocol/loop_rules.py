@@ -41,6 +41,10 @@ def check_loop(run: c.RunCommand, inputs: Sequence[Port], outputs: Sequence[Port
         if not 0 <= place < len(inputs):
             raise InvalidArgumentError(f"input {place} of a plan with {len(inputs)}")
     _check_once(loop.fed_inputs, "input", "is named twice among those that may be fed")
+    if loop.gather_ms > c.MOST_GATHER_MS:
+        raise InvalidArgumentError(
+            f"values that gather for {loop.gather_ms:,} ms; {c.MOST_GATHER_MS:,} at most"
+        )
     if loop.fed_bytes and not loop.is_fed:
         raise InvalidArgumentError("bytes for feeds of a loop that takes none")
 

@@ -20,14 +20,14 @@ def pieces_of(
     step: int = 0,
     output: int | None = None,
     *,
-    may_gather: bool = False,
+    gather_ms: int | None = None,
 ) -> Iterator[TapPiece]:
     """Cut a value into pieces of at most `most_bytes`. An empty value is one empty piece."""
     most = max(1, most_bytes)
     for offset in range(0, max(1, data.nbytes), most):
         last = offset + most >= data.nbytes
         part = data[offset : offset + most]
-        yield TapPiece(sequence, node, offset, part, last, step, output, may_gather)
+        yield TapPiece(sequence, node, offset, part, last, step, output, gather_ms)
 
 
 class TapState:
@@ -91,8 +91,9 @@ class TapState:
         assert isinstance(run.task, RunTask) and (loop := run.task.command.loop) is not None
         # A client that feeds the loop may wait for a value, and another daemon may too.
         may_gather = output is not None and not loop.is_fed and loop.exchange is None
+        gather_ms = loop.gather_ms if may_gather else None
         self._pieces.extend(
-            pieces_of(sequence, node, data, self._piece_bytes, step, output, may_gather=may_gather)
+            pieces_of(sequence, node, data, self._piece_bytes, step, output, gather_ms=gather_ms)
         )
         return True
 
