@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 
 from heliograph_proto.codec import status
@@ -28,14 +30,17 @@ def status_of(error: HeliographError) -> int:
     return _STATUS.get(code_for(error), 500)
 
 
-async def read_body(request: Request, most_bytes: int) -> bytes:
-    """Read the body of a request. Raises LimitExceededError, DeadlineExceededError, and Starlette's
-    ClientDisconnect."""
+async def read_body(
+    request: Request, most_bytes: int, count: Callable[[int], None] = lambda _: None
+) -> bytes:
+    """Read the body of a request. `count` gets the number of bytes of each part, and may refuse it.
+    Raises LimitExceededError, DeadlineExceededError, and Starlette's ClientDisconnect."""
     parts, size = [], 0
     stream = request.stream()
     while (part := await next_of(anext(stream, None))) is not None:
         parts.append(part)
         size += len(part)
+        count(len(part))
         if size > most_bytes:
             raise LimitExceededError(
                 f"the body has more than {most_bytes:,} bytes", advice="send smaller requests"

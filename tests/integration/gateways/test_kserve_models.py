@@ -221,6 +221,39 @@ def test_bytes_that_are_no_message_end_their_call_alone(models: ServedModels) ->
     assert models.grpc.infer("perceptron", given(ROWS)).as_numpy("y").shape == (2, 4)
 
 
+@pytest.mark.parametrize("field", [5, 6], ids=["inputs", "outputs"])
+def test_a_message_of_many_empty_fields_is_refused_before_it_is_decoded(
+    models: ServedModels, field: int
+) -> None:
+    """Decoded, one of 60 MB would take gigabytes."""
+    data = b"\x0a\x0aperceptron" + bytes((field << 3 | 2, 0)) * 2**19
+    with grpc.insecure_channel(models.grpc_url) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError, match="too many fields|more than .* puts") as refused:
+            infer(data, timeout=30)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(stream(iter([data]), timeout=30))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert models.grpc.infer("perceptron", given(ROWS)).as_numpy("y").shape == (2, 4)
+
+
+def test_large_requests_count_against_the_quota_of_their_tenant(tmp_path: Path) -> None:
+    add_perceptron(tmp_path, settings="max_batch_size = 1024\n")
+    (tmp_path / "serve.toml").write_text("[quota]\nstaging_bytes = 100_000\n")
+    rows = np.zeros((1024, 8), np.float32)
+    with served(tmp_path, "--config", str(tmp_path / "serve.toml")) as models:
+        for _ in range(5):
+            assert len(models.grpc.infer("perceptron", given(rows)).as_numpy("y")) == 1024
+            assert len(models.http.infer("perceptron", given_http(rows)).as_numpy("y")) == 1024
+        with pytest.raises(InferenceServerException, match="bytes of transfers"):
+            models.grpc.infer("perceptron", given(np.zeros((4096, 8), np.float32)))
+        with pytest.raises(InferenceServerException, match="bytes of transfers"):
+            models.http.infer("perceptron", given_http(np.zeros((4096, 8), np.float32)))
+        assert len(models.grpc.infer("perceptron", given(rows)).as_numpy("y")) == 1024
+
+
 def test_a_request_beyond_the_bound_is_refused(models: ServedModels) -> None:
     large = np.zeros((2**21 + 1, 8), np.float32)
     with pytest.raises(InferenceServerException) as refused:

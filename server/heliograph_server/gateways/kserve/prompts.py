@@ -22,8 +22,9 @@ INPUTS = (
     TensorPort(PROMPT_IS_LEFT_OUT, "BOOL", (1,), is_optional=True),
 )
 OUTPUTS = (TensorPort(ANSWER, BYTES, (1,)), TensorPort(REASON, BYTES, (1,)))
-#: The most bytes of a text.
+#: The most bytes of a text, and the most stop texts, which are looked for with each token.
 MOST_TEXT = 2**20
+MOST_STOPS = 16
 _FLOATS = ("temperature", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty")
 _WHOLES = ("max_tokens", "top_k", "seed")
 #: Other servers' names of options.
@@ -121,7 +122,12 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         ours = _OTHERS.get(name, name)
         if value is None or value == "":
             continue
-        found[ours] = value if ours == "stop" else _number(name, value, int if ours in _WHOLES else float)
+        if ours == "stop":
+            if isinstance(value, list) and len(value) > MOST_STOPS:
+                raise InvalidInputError(f"{name} has {len(value):,} texts, of at most {MOST_STOPS}")
+            found[ours] = value
+        else:
+            found[ours] = _number(name, value, int if ours in _WHOLES else float)
     return found
 
 

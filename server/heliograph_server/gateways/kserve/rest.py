@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -32,10 +33,12 @@ from heliograph_server.gateways.kserve.shared_regions import SharedRegions
 from heliograph_server.http.requests import read_body, status_of
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.errors import refusal_of
-from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.runtime.host_slot import HeldBytes, HostSlot
 
 #: The header with the size of the JSON of a body that has bytes behind it.
 JSON_SIZE = "inference-header-content-length"
+#: The memory that JSON takes for each of its bytes: an element has four or more there, and 32 here.
+JSON_GROWTH = 8
 
 #: Checks the caller of a request, by its header and the name of gRPC's method for the same. Raises
 #: UnauthenticatedError, PermissionDeniedError.
@@ -97,13 +100,13 @@ class RestService:
             try:
                 if method:
                     self._admit(request.headers.get("authorization"), method)
-                with self._slot.calling():
+                with self._slot.calling(), self._slot.holding() as request.state.held:
                     return await call(self, request)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
                 refusal = refusal_of(error, request.url.path)
-            return _refused(status_of(refusal), text_of(refusal))
+            return _refusal_of(refusal)
 
         return reply
 
@@ -200,7 +203,7 @@ class RestService:
         read = partial(self._regions.read, tenant)
         is_small = body.is_small and not _has_regions(body.table)
         feeds = await _on_thread(is_small, lambda: _feeds_of(model, body, read))
-        wanted = _wanted(body.table, parameters)
+        wanted = _wanted(body.table, parameters, len(model.ports.outputs))
         names = tensors.wanted_outputs(model.ports.outputs, list(wanted))
         otherwise = _Wanted(bool(parameters.get("binary_data_output", False)), None)
         found = await _unless_gone(request, model.infer(tenant, feeds, options))
@@ -252,7 +255,8 @@ class RestService:
         """Read a body. Raises LimitExceededError, InvalidInputError."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise InvalidInputError("the body is compressed", advice="send it as it is")
-        data = await read_body(request, self._most_bytes)
+        held: HeldBytes = request.state.held
+        data = await read_body(request, self._most_bytes, held.add)
         given = request.headers.get(JSON_SIZE)
         if given is None:
             end = len(data)
@@ -262,6 +266,8 @@ class RestService:
             raise InvalidInputError(f"{JSON_SIZE} is {given!r:.40}, and the body has {len(data):,} bytes")
         view = memoryview(data)
         is_small = end < tensors.MOST_ON_LOOP
+        if not is_small:
+            held.add(JSON_GROWTH * end)
         return await _on_thread(is_small, lambda: _Body(_parsed(view[:end]), view[end:], is_small))
 
 
@@ -338,10 +344,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def _wanted(table: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, _Wanted]:
-    """The outputs that a request names, by name. Raises InvalidInputError."""
+def _wanted(table: Mapping[str, Any], parameters: Mapping[str, Any], most: int) -> dict[str, _Wanted]:
+    """The outputs that a request names, by name, of a model with so many. Raises
+    InvalidInputError."""
     otherwise, found = parameters.get("binary_data_output", False), dict[str, _Wanted]()
-    for one in _list(table.get("outputs", []), "outputs"):
+    given = _list(table.get("outputs", []), "outputs")
+    if len(given) > most:
+        raise InvalidInputError(f"{len(given):,} outputs are named, and the model has {most}")
+    for one in given:
         own = _table(_table(one, "an output").get("parameters"), "parameters")
         found[_text(one.get("name"))] = _Wanted(bool(own.get("binary_data", otherwise)), region_of(own))
     return found
@@ -418,9 +428,18 @@ def _response(
     return Response(b"".join((data, *behind)), headers=headers, media_type="application/octet-stream")
 
 
-def _refused(code: int, text: str) -> Response:
+def _refusal_of(error: HeliographError) -> Response:
+    """The reply to an error. Clients repeat a request that got 429, so only where that helps."""
+    code, seconds = status_of(error), error.retry_after_seconds
+    if code == 429 and seconds is None:
+        code = 413
+    again = {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
+    return _refused(code, text_of(error), again)
+
+
+def _refused(code: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     # In ASCII: a text of the request may have half of a surrogate pair.
-    return Response(json.dumps({"error": text}), code, media_type="application/json")
+    return Response(json.dumps({"error": text}), code, headers, "application/json")
 
 
 async def _unknown(_: Request, error: Exception) -> Response:

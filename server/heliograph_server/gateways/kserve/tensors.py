@@ -43,6 +43,8 @@ PART = 2**16
 MOST_ON_LOOP = 2**18
 #: The most elements of a tensor of a request.
 MOST_ELEMENTS = 2**31
+#: The most texts of a tensor: each is an object, and takes a turn of the interpreter.
+MOST_TEXTS = 1024
 #: The size of a dimension that may have any.
 ANY = -1
 
@@ -84,8 +86,11 @@ def check_port(port: TensorPort, datatype: str, shape: Sequence[int]) -> tuple[i
             f"input {port}, and the shape {list(sizes)!s:.200} is given", advice=f"{ANY} stands for any size"
         )
     # NumPy's bound counts a size of 0 as 1.
-    if math.prod([size or 1 for size in sizes]) > MOST_ELEMENTS:
-        raise LimitExceededError(f"input {port.name!r:.80} has more than {MOST_ELEMENTS:,} elements")
+    most = MOST_TEXTS if port.datatype == BYTES else MOST_ELEMENTS
+    if math.prod([size or 1 for size in sizes]) > most:
+        raise LimitExceededError(
+            f"input {port.name!r:.80} has more than {most:,} elements", advice="send fewer at a time"
+        )
     return sizes
 
 
@@ -134,6 +139,7 @@ def _objects(texts: Sequence[Any], shape: tuple[int, ...]) -> Array:
 def from_contents(port: TensorPort, shape: tuple[int, ...], elements: Sequence[Any]) -> Array:
     """Return the array of the elements in the field of a data type. Raises InvalidInputError for
     others than the data type has, or as many."""
+    _check_count(port, shape, len(elements))
     found = np.empty(len(elements), _KINDS[CONTENTS[port.datatype]])
     # Other threads have their turns between two parts.
     for start in range(0, len(elements), PART):
@@ -158,12 +164,16 @@ def from_elements(port: TensorPort, shape: tuple[int, ...], elements: list[Any])
     return _as_port(port, shape, found)
 
 
-def _as_port(port: TensorPort, shape: tuple[int, ...], found: Array) -> Array:
-    if found.size != math.prod(shape):
+def _check_count(port: TensorPort, shape: tuple[int, ...], count: int) -> None:
+    if count != math.prod(shape):
         raise InvalidInputError(
             f"input {port.name!r:.80} of shape {list(shape)} has {math.prod(shape):,} elements, "
-            f"and {found.size:,} are given"
+            f"and {count:,} are given"
         )
+
+
+def _as_port(port: TensorPort, shape: tuple[int, ...], found: Array) -> Array:
+    _check_count(port, shape, found.size)
     if port.datatype == BYTES:
         return _objects([_encoded(port, one) for one in found.flat], shape)
     kind = numpy_of(port.datatype)
