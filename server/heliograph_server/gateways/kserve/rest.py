@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from heliograph_proto import __version__
+from heliograph_proto.codec import paced_json
 from heliograph_proto.errors import HeliographError, InvalidInputError, UnsupportedError
 from heliograph_server.gateways.kserve import descriptions, prompts, tensors
 from heliograph_server.gateways.kserve.loaded import Answer, LoadedModel
@@ -318,7 +319,7 @@ def _event(table: Mapping[str, Any]) -> bytes:
 
 def _parsed(data: memoryview) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(data) or b"{}")
+        found = paced_json.loads(bytes(data) or b"{}")
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"the body is not JSON: {error}") from None
     return _table(found, "the body")
@@ -397,7 +398,7 @@ def _response(
     write: Callable[[RegionPart, memoryview], None],
 ) -> Response:
     """The reply with these outputs: in regions, behind the JSON, or in it."""
-    described, behind = [], list[bytes]()
+    parts, behind = [json.dumps(table)[:-1], ', "outputs": ['], list[bytes]()
     for name, (array, wanted) in outputs.items():
         one: dict[str, Any] = {"name": name, "datatype": tensors.datatype_of_array(array)}
         one["shape"] = list(array.shape)
@@ -412,20 +413,25 @@ def _response(
         elif wanted.is_binary:
             behind.append(tensors.to_bytes(array))
             one["parameters"] = {"binary_data_size": len(behind[-1])}
-        else:
-            one["data"] = tensors.to_elements(array)
-        described.append(one)
+        parts += [", " * (len(parts) > 2), json.dumps(one)[:-1], *_elements(array, wanted), "}"]
+    data = "".join((*parts, "]}")).encode()
+    if not behind:
+        return Response(data, media_type="application/json")
+    headers = {JSON_SIZE: str(len(data))}
+    return Response(b"".join((data, *behind)), headers=headers, media_type="application/octet-stream")
+
+
+def _elements(array: tensors.Array, wanted: _Wanted) -> Sequence[str]:
+    """The elements of an output as a field of JSON, if they go there."""
+    if wanted.is_binary or wanted.part is not None:
+        return ()
     try:
-        data = json.dumps({**table, "outputs": described}, allow_nan=False).encode()
+        return (', "data": ', *tensors.to_json(array))
     except ValueError:
         raise InvalidInputError(
             "an output has elements that are not finite, which JSON cannot say",
             advice="ask for binary_data of that output",
         ) from None
-    if not behind:
-        return Response(data, media_type="application/json")
-    headers = {JSON_SIZE: str(len(data))}
-    return Response(b"".join((data, *behind)), headers=headers, media_type="application/octet-stream")
 
 
 def _refusal_of(error: HeliographError) -> Response:
