@@ -198,10 +198,9 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
 
 
 async def _file_of(session: hg.aio.Session, name: str) -> Any:
-    """Return a file here, else one of the server's."""
+    """Return a file here, else one of the server's. Raises as `served_model`."""
     is_here = Path(name).exists()  # noqa: ASYNC240 - before the first request
-    served = "" if is_here else served_model(name, await session.models())
-    return await session.server_weights(served) if served else name
+    return name if is_here else await session.server_weights(served_model(name, await session.models()))
 
 
 @asynccontextmanager
