@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import Any
 
 from heliograph_proto.errors import InvalidInputError, LimitExceededError
@@ -78,7 +79,7 @@ def _element(name: str, value: Any) -> Any:
     if name == SAMPLING and isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, (list, dict)):
-        raise InvalidInputError(f"the field {name!r} is {value!r:.80}, and no single value")
+        raise InvalidInputError(f"the field {name!r} is {short(value)}, and no single value")
     return value
 
 
@@ -97,7 +98,7 @@ def _flag(name: str, feeds: Mapping[str, Array], parameters: Mapping[str, Any], 
         return bool(feeds[name].item())
     value = parameters.get(name, otherwise)
     if not isinstance(value, bool):
-        raise InvalidInputError(f"{name} is {value!r:.80}, which is neither true nor false")
+        raise InvalidInputError(f"{name} is {short(value)}, which is neither true nor false")
     return value
 
 
@@ -141,4 +142,4 @@ def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float
             raise ValueError
         return number
     except (ValueError, OverflowError):
-        raise InvalidInputError(f"the parameter {name!r} is {value!r:.80}, and no number") from None
+        raise InvalidInputError(f"the parameter {name!r} is {short(value)}, and no number") from None

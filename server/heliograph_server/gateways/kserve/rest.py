@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from reprlib import repr as short
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -341,7 +342,7 @@ def _list(value: Any, what: str) -> list[Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidInputError(f"a name or data type is {value!r:.40}, and no text")
+        raise InvalidInputError(f"a name or data type is {short(value)}, and no text")
     return value
 
 

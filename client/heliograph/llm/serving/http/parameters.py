@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any
 
 from heliograph.llm.sampling import ALTERNATIVES
@@ -87,7 +88,7 @@ def model_of(body: Mapping[str, Any], names: Sequence[str]) -> str:
     wanted = body.get("model", names[0])
     if wanted not in names:
         known = ", ".join(map(repr, names))
-        raise ApiError(404, f"there is no model {wanted!r:.80}, only {known}", "model", "model_not_found")
+        raise ApiError(404, f"there is no model {short(wanted)}, only {known}", "model", "model_not_found")
     return str(wanted)
 
 
@@ -95,7 +96,7 @@ def wanted(body: Mapping[str, Any], *, is_chat: bool) -> Wanted:
     """Return how a request's answers are made. Raises ApiError."""
     for name, values in _FIXED.items():
         if name in body and body[name] not in values:
-            raise refused(name, f"is {body[name]!r:.60}, which is not supported")
+            raise refused(name, f"is {short(body[name])}, which is not supported")
     alternatives = _alternatives(body, is_chat)
     options: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 40}
     options |= {name: _number(body, name) for name in _NUMBERS if name in body}
@@ -207,7 +208,7 @@ def _is_tokens(found: Any) -> bool:
 def _number(body: Mapping[str, Any], name: str) -> float:
     value = body[name]
     if type(value) not in (int, float):
-        raise refused(name, f"is {value!r:.40}, not a number")
+        raise refused(name, f"is {short(value)}, not a number")
     try:
         return float(value)
     except OverflowError:
@@ -217,14 +218,14 @@ def _number(body: Mapping[str, Any], name: str) -> float:
 def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int:
     value = body[name]
     if type(value) is not int or not least <= value <= most:
-        raise refused(name, f"is {value!r:.40}, not a whole number from {least} to {most}")
+        raise refused(name, f"is {short(value)}, not a whole number from {least} to {most}")
     return value
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
     value = body.get(name, False)
     if not isinstance(value, bool):
-        raise refused(name, f"is {value!r:.40}, neither true nor false")
+        raise refused(name, f"is {short(value)}, neither true nor false")
     return value
 
 
