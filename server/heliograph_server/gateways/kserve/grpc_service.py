@@ -48,8 +48,9 @@ Context = aio.ServicerContext[Any, Any]
 #: Reads a message, and answers a request.
 Read = Callable[[bytes], Awaitable[Any]]
 Answer = Callable[[Any, Context], Awaitable[Any]]
-#: The answers of a stream, each with whether it is the last one of its request; None: no more come.
-_Answers: TypeAlias = "asyncio.Queue[tuple[pb.ModelStreamInferResponse, bool] | None]"
+#: The answers of a stream, each with whether it is the last one of its request, and what is set
+#: once its client has taken it; None: no more come.
+_Answers: TypeAlias = "asyncio.Queue[tuple[pb.ModelStreamInferResponse, bool, asyncio.Event] | None]"
 T = TypeVar("T")
 
 
@@ -272,8 +273,9 @@ class InferenceService:
         reading = asyncio.create_task(self._read(requests, answers, room))
         try:
             while (found := await answers.get()) is not None:
-                answer, is_last = found
+                answer, is_last, taken = found
                 yield answer
+                taken.set()
                 if is_last:
                     room.release()
             await reading
@@ -314,18 +316,22 @@ class InferenceService:
     async def _answer(
         self, request: pb.ModelInferRequest, size_bytes: int, answers: _Answers, turn: asyncio.Lock
     ) -> None:
-        is_last = False
+        is_last, taken = False, asyncio.Event()
         try:
-            with self._slot.holding(size_bytes):
+            with self._slot.holding(size_bytes) as held:
                 given = await self._given(request, float("inf"), turn)
                 async with aclosing(given.model.answers(*given.arguments)) as found:
                     async for outputs, is_last in found:
                         response = await given.response(outputs)
-                        answers.put_nowait((_of_stream(response, is_last=is_last), is_last))
+                        held.add(response.ByteSize())
+                        taken = asyncio.Event()
+                        answers.put_nowait((_of_stream(response, is_last=is_last), is_last, taken))
+                # A client that takes none holds what waits for it.
+                await taken.wait()
         except Exception as error:
             made = _of_stream(pb.ModelInferResponse(id=request.id), is_last=True)
             made.error_message = text_of(refusal_of(error, "ModelStreamInfer"))
-            answers.put_nowait((made, True))
+            answers.put_nowait((made, True, taken))
 
 
 @dataclass(frozen=True, slots=True)

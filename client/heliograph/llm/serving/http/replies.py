@@ -22,7 +22,7 @@ def event(body: dict[str, Any]) -> bytes:
 def with_list(name: str, items: Iterable[dict[str, Any]], **others: Any) -> bytes:
     """Return an object with a list as JSON. Other threads have their turns between two items."""
     listed = ",".join(map(_json, items))
-    return f'{{"{name}":[{listed}],{_json(others)[1:]}'.encode()
+    return f'{_json(others)[:-1]},"{name}":[{listed}]}}'.encode()
 
 
 def _json(found: dict[str, Any]) -> str:
