@@ -37,12 +37,16 @@ _QUICK_BYTES = 256 * 1024
 _COMMANDS_GROWTH = 16
 #: The most memory of the fields of a message whose elements lie in few of them.
 _FEW_FIELDS_BYTES = 16 * 2**20
+#: Messages whose fields need not be counted: at worst they take 1 MB, and 2 ms.
+_SMALL_BYTES = 16 * 1024
 #: Other threads have their turn after so many elements, which take less than a millisecond.
 _TURN = 256
 #: The message that is not decoded with its request.
 _GRAPH = graph_pb2.Graph.DESCRIPTOR.full_name
 #: Bytes after the tags of fields with a fixed size.
 _FIXED = {1: 8, 5: 4}
+
+_LIMITS = Limits()
 
 M = TypeVar("M", bound=Message)
 
@@ -190,16 +194,17 @@ async def check(data: bytes, kind: Descriptor, limits: Limits, threads: Executor
 
 async def decode_tensors(kind: type[M], data: bytes) -> M:
     """Decode a message that may have many elements, in few fields. Others are counted as by
-    `check`.
+    `check`, but in small messages.
 
     Raises LimitExceededError, DecodeError.
     """
+    if len(data) <= _SMALL_BYTES:
+        return kind.FromString(data)
     described: Any = kind.DESCRIPTOR
-    limits = Limits()
     try:
-        Meter(limits, _QUICK_BYTES, counts_numbers=False).check(data, described)
+        Meter(_LIMITS, _QUICK_BYTES, counts_numbers=False).check(data, described)
     except LimitExceededError:
-        meter = Meter(limits, _FEW_FIELDS_BYTES, counts_numbers=False)
+        meter = Meter(_LIMITS, _FEW_FIELDS_BYTES, counts_numbers=False)
         await asyncio.to_thread(meter.check, data, described)
     return kind.FromString(data)
 

@@ -40,6 +40,14 @@ class HeldBytes:
         self._uncounted = 0
         self._holding: Holding | None = None
 
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give all of them back."""
+        if self._holding is not None:
+            self._holding.close()
+
     def add(self, size_bytes: int) -> None:
         """Count further bytes. Raises LimitExceededError beyond the quota `staging_bytes`."""
         self._uncounted += size_bytes
@@ -49,11 +57,6 @@ class HeldBytes:
             self._holding = Holding(self._slot.host.account(current_principal()))
         self._holding.take(QuotaKind.STAGING, self._uncounted)
         self._uncounted = 0
-
-    def close(self) -> None:
-        """Give all of them back."""
-        if self._holding is not None:
-            self._holding.close()
 
 
 class HostSlot:
@@ -112,16 +115,12 @@ class HostSlot:
                 if not self._calls_of[call.session]:
                     del self._calls_of[call.session]
 
-    @contextmanager
-    def holding(self, size_bytes: int = 0) -> Iterator[HeldBytes]:
-        """Count the bytes of a request of the caller within this context. Raises
+    def holding(self, size_bytes: int = 0) -> HeldBytes:
+        """Count the bytes of a request of the caller, within the context that is returned. Raises
         LimitExceededError."""
         held = HeldBytes(self)
-        try:
-            held.add(size_bytes)
-            yield held
-        finally:
-            held.close()
+        held.add(size_bytes)
+        return held
 
     def session(self, token: bytes) -> Session:
         """A session of the caller, whose calls include this one from now on.
