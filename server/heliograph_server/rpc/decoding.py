@@ -85,6 +85,9 @@ def _fields_of(kind: Descriptor, occurs_once: bool = True) -> dict[int, _Field]:
         elif field.type in (Field.TYPE_STRING, Field.TYPE_BYTES):
             # The bytes themselves count as those of the request.
             found[field.number << 3 | 2] = _Field(FIELD_BYTES, 0)
+        elif field.name == "shape":
+            # Its sizes are few, also where elements may be many.
+            found[field.number << 3 | 2] = _OTHER
     return found
 
 

@@ -23,6 +23,7 @@ from waiting import until
 
 import heliograph as hg
 from heliograph_proto import __version__
+from heliograph_proto.codec.inline_forms import varint
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(5)
@@ -224,6 +225,11 @@ def test_bytes_that_are_no_message_end_their_call_alone(models: ServedModels) ->
     assert models.grpc.infer("perceptron", given(ROWS)).as_numpy("y").shape == (2, 4)
 
 
+def length_delimited(number: int, data: bytes) -> bytes:
+    """A field of a message."""
+    return bytes((number << 3 | 2,)) + varint(len(data)) + data
+
+
 @pytest.mark.parametrize("field", [5, 6], ids=["inputs", "outputs"])
 def test_a_message_of_many_empty_fields_is_refused_before_it_is_decoded(
     models: ServedModels, field: int
@@ -232,6 +238,9 @@ def test_a_message_of_many_empty_fields_is_refused_before_it_is_decoded(
     data = b"\x0a\x0aperceptron" + bytes((field << 3 | 2, 0)) * 2**19
     with grpc.insecure_channel(models.grpc_url) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        sizes = b"\x0a\x0aperceptron" + length_delimited(5, length_delimited(3, b"\x01" * 2**22))
+        with pytest.raises(grpc.RpcError, match="too many fields"):
+            infer(sizes, timeout=30)
         with pytest.raises(grpc.RpcError, match="too many fields|more than .* puts") as refused:
             infer(data, timeout=30)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
