@@ -157,7 +157,9 @@ def test_a_model_of_the_server_is_named_as_the_server_lists_it(
         printed = capsys.readouterr().out
         assert main(["generate", "other.gguf", *arguments]) == 1
     assert printed == expected(model, max_tokens=5, seed=3) + "\n"
-    assert "cannot read other.gguf" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "cannot read other.gguf: there is no such file here, and no such model of the server" in err
+    assert f"the server has {model.name}" in err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

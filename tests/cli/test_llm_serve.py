@@ -6,12 +6,15 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
@@ -58,6 +61,20 @@ def test_sigterm_waits_for_the_answers_in_progress(model: Path) -> None:
             lines = [line for line in response if line.startswith(b"data: ")]
         assert lines[-1] == b"data: [DONE]\n" and b'"finish_reason":"length"' in lines[-2]
         assert process.wait(30) == 0
+
+
+def test_small_answers_on_a_kept_connection_do_not_wait_for_the_clients_acknowledgement(
+    model: Path,
+) -> None:
+    with serving(model) as (_, url), closing(HTTPConnection(urlsplit(url).netloc, timeout=30)) as connection:
+        seconds = []
+        for _ in range(12):
+            began = time.monotonic()
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+            seconds.append(time.monotonic() - began)
+    # Linux acknowledges the first packets at once, and later ones after 40 ms.
+    assert min(seconds[3:]) < 0.03, seconds
 
 
 def test_answers_that_exceed_the_drain_end_with_an_error(model: Path) -> None:

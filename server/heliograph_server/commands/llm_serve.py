@@ -7,7 +7,6 @@ import asyncio
 import ipaddress
 import logging
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -35,6 +34,8 @@ from heliograph.llm.speculating import LOOKUP
 from heliograph_proto.errors import ConfigurationError, PermissionDeniedError
 from heliograph_proto.sessions import Quota
 from heliograph_server.auth.tokens import TokenFile
+from heliograph_server.http.connections import MOST_HEAD, Connection
+from heliograph_server.http.server import listen
 from heliograph_server.resources.principals import Right
 
 logger = logging.getLogger(__name__)
@@ -154,9 +155,7 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
     failures: list[BaseException] = []
     authenticate = tenants(arguments.token_file)
     try:
-        listening = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=256
-        )
+        listening = listen(host, port)
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen at {host}:{port}: {error.strerror}", advice="choose another --listen"
@@ -178,6 +177,9 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
         server = uvicorn.Server(
             uvicorn.Config(
                 make_app(partial(_opened, arguments, name, url, is_ending), settings),
+                http=Connection,
+                ws="none",
+                h11_max_incomplete_event_size=MOST_HEAD,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -196,10 +198,9 @@ async def _serve(arguments: argparse.Namespace, host: str, port: int) -> int:
 
 
 async def _file_of(session: hg.aio.Session, name: str) -> Any:
-    """Return a file here, else one of the server's."""
+    """Return a file here, else one of the server's. Raises as `served_model`."""
     is_here = Path(name).exists()  # noqa: ASYNC240 - before the first request
-    served = "" if is_here else served_model(name, await session.models())
-    return await session.server_weights(served) if served else name
+    return name if is_here else await session.server_weights(served_model(name, await session.models()))
 
 
 @asynccontextmanager

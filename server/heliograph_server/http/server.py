@@ -14,6 +14,8 @@ from heliograph_server.config.sockets import why_not_bound
 
 #: The most time for requests in progress once the server ends.
 STOP_SECONDS = 2.0
+#: The time after which a client that takes no bytes is lost.
+STALL_SECONDS = 60.0
 #: Linux's option of a TCP connection: the most time for which sent bytes stay unacknowledged.
 _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 
@@ -29,7 +31,7 @@ class HttpServer:
         app: Any,
         *,
         most_at_once: int | None = None,
-        stall_seconds: float | None = None,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         """Bind the address of a setting.
 
@@ -59,10 +61,7 @@ class HttpServer:
         settings.ssl = tls
         self._server = uvicorn.Server(settings)
         self._server.lifespan = settings.lifespan_class(settings)
-        self._socket = _listening(address, setting)
-        if stall_seconds is not None and _TCP_USER_TIMEOUT is not None:
-            # Accepted sockets inherit it.
-            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, round(stall_seconds * 1e3))
+        self._socket = _listening(address, setting, stall_seconds)
         self._turning: asyncio.Task[None] | None = None
         found = replace(address, port=self._socket.getsockname()[1])
         self.url = f"{'https' if address.is_tls else 'http'}://{found.host_port}"
@@ -91,11 +90,22 @@ def missing(setting: str, error: ImportError) -> ConfigurationError:
     return ConfigurationError(f"{setting} needs {error.name}", advice=f"pip install 'heliograph[{extra}]'")
 
 
-def _listening(address: Address, setting: str) -> socket.socket:
+def listen(host: str, port: int, stall_seconds: float = STALL_SECONDS) -> socket.socket:
+    """Return a socket that listens. Its connections send small answers at once, and one whose
+    client takes no bytes for `stall_seconds` ends, where the system is Linux. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.create_server((host, port), family=family, backlog=256)
+    # Accepted sockets inherit both. asyncio leaves out the first for sockets that it has not made.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if _TCP_USER_TIMEOUT is not None:
+        made.setsockopt(socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, round(stall_seconds * 1e3))
+    return made
+
+
+def _listening(address: Address, setting: str, stall_seconds: float) -> socket.socket:
     """Listen at an address. Raises ConfigurationError."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((address.host, address.port), family=family, backlog=256)
+        return listen(address.host, address.port, stall_seconds)
     except OSError:
         flag = f"--{setting.replace('_', '-')}"
         raise ConfigurationError(

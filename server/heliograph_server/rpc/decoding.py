@@ -35,12 +35,18 @@ MOST_GROWTH = MESSAGE_BYTES // 2
 _QUICK_BYTES = 256 * 1024
 #: The most memory of decoded commands for each byte of the largest message.
 _COMMANDS_GROWTH = 16
+#: The most memory of the fields of a message whose elements lie in few of them.
+_FEW_FIELDS_BYTES = 16 * 2**20
+#: Messages whose fields need not be counted: at worst they take 1 MB, and 2 ms.
+_SMALL_BYTES = 16 * 1024
 #: Other threads have their turn after so many elements, which take less than a millisecond.
 _TURN = 256
 #: The message that is not decoded with its request.
 _GRAPH = graph_pb2.Graph.DESCRIPTOR.full_name
 #: Bytes after the tags of fields with a fixed size.
 _FIXED = {1: 8, 5: 4}
+
+_LIMITS = Limits()
 
 M = TypeVar("M", bound=Message)
 
@@ -59,6 +65,7 @@ class _Field:
 
 
 _OTHER = _Field(FIELD_BYTES, _NUMBER_BYTES)
+_UNCOUNTED = _Field(FIELD_BYTES, 0)
 
 
 @cache
@@ -78,6 +85,9 @@ def _fields_of(kind: Descriptor, occurs_once: bool = True) -> dict[int, _Field]:
         elif field.type in (Field.TYPE_STRING, Field.TYPE_BYTES):
             # The bytes themselves count as those of the request.
             found[field.number << 3 | 2] = _Field(FIELD_BYTES, 0)
+        elif field.name == "shape":
+            # Its sizes are few, also where elements may be many.
+            found[field.number << 3 | 2] = _OTHER
     return found
 
 
@@ -99,7 +109,9 @@ def _messages_in(kind: Descriptor) -> int:
 class Meter:
     """Estimates the memory of a decoded request, and refuses it beyond the limits."""
 
-    def __init__(self, limits: Limits, most_bytes: int = 0) -> None:
+    def __init__(self, limits: Limits, most_bytes: int = 0, *, counts_numbers: bool = True) -> None:
+        """`counts_numbers`: false for messages whose packed numbers may be as many as fit."""
+        self._other = _OTHER if counts_numbers else _UNCOUNTED
         self._most_items = max(limits.graph_nodes, limits.in_flight_commands)
         self._most_bytes = self._left = most_bytes or limits.decoded_bytes
         self._counts: Counter[str] = Counter()
@@ -118,7 +130,7 @@ class Meter:
             raise DecodeError("a field is cut off") from None
 
     def _walk(self, data: bytes, place: int, end: int, fields: dict[int, _Field]) -> None:
-        get = fields.get
+        get, other = fields.get, self._other
         while place < end:
             tag = data[place]
             place += 1
@@ -133,7 +145,7 @@ class Meter:
                 stop = place + size
                 if stop > end:
                     raise DecodeError("a field is cut off")
-                field = get(tag, _OTHER)
+                field = get(tag, other)
                 self._left -= field.memory_bytes
                 if field.listed:
                     self._count(field.listed)
@@ -181,6 +193,23 @@ async def check(data: bytes, kind: Descriptor, limits: Limits, threads: Executor
         meter = Meter(limits, _COMMANDS_GROWTH * limits.message_bytes)
         counting = threads.submit(meter.check, data, kind)
         await asyncio.wrap_future(counting)
+
+
+async def decode_tensors(kind: type[M], data: bytes) -> M:
+    """Decode a message that may have many elements, in few fields. Others are counted as by
+    `check`, but in small messages.
+
+    Raises LimitExceededError, DecodeError.
+    """
+    if len(data) <= _SMALL_BYTES:
+        return kind.FromString(data)
+    described: Any = kind.DESCRIPTOR
+    try:
+        Meter(_LIMITS, _QUICK_BYTES, counts_numbers=False).check(data, described)
+    except LimitExceededError:
+        meter = Meter(_LIMITS, _FEW_FIELDS_BYTES, counts_numbers=False)
+        await asyncio.to_thread(meter.check, data, described)
+    return kind.FromString(data)
 
 
 def decode(

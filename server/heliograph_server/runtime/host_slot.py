@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from heliograph_proto.errors import LimitExceededError, UnavailableError
 from heliograph_server.resources.principals import current_principal
-from heliograph_server.resources.quotas import QuotaKind
+from heliograph_server.resources.quotas import Holding, QuotaKind
 from heliograph_server.runtime.host import Host
 from heliograph_server.session.session import Session
 
+#: Smaller requests are not counted: as many of them as there may be calls take little.
+LEAST_HELD_BYTES = 64 * 1024
 #: The most calls at once, unless the configuration has another number.
 MOST_CALLS = 16_384
 
@@ -28,6 +30,33 @@ class _Call:
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("heliograph_call", default=None)
+
+
+class HeldBytes:
+    """The bytes of a request, which count against the quota of its tenant."""
+
+    def __init__(self, slot: HostSlot) -> None:
+        self._slot = slot
+        self._uncounted = 0
+        self._holding: Holding | None = None
+
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give all of them back."""
+        if self._holding is not None:
+            self._holding.close()
+
+    def add(self, size_bytes: int) -> None:
+        """Count further bytes. Raises LimitExceededError beyond the quota `staging_bytes`."""
+        self._uncounted += size_bytes
+        if self._holding is None:
+            if self._uncounted < LEAST_HELD_BYTES:
+                return
+            self._holding = Holding(self._slot.host.account(current_principal()))
+        self._holding.take(QuotaKind.STAGING, self._uncounted)
+        self._uncounted = 0
 
 
 class HostSlot:
@@ -85,6 +114,13 @@ class HostSlot:
                 self._calls_of[call.session] -= 1
                 if not self._calls_of[call.session]:
                     del self._calls_of[call.session]
+
+    def holding(self, size_bytes: int = 0) -> HeldBytes:
+        """Count the bytes of a request of the caller, within the context that is returned. Raises
+        LimitExceededError."""
+        held = HeldBytes(self)
+        held.add(size_bytes)
+        return held
 
     def session(self, token: bytes) -> Session:
         """A session of the caller, whose calls include this one from now on.

@@ -72,6 +72,10 @@ FAULTS: dict[str, tuple[Any, int, str]] = {
     "a size that is none": ({"inputs": [{**X, "shape": ["1", 8]}]}, 400, "no integers"),
     "a bad priority": (ONES | {"parameters": {"priority": -1}}, 400, "'priority' is -1"),
     "an unknown output": (ONES | {"outputs": [{"name": "z"}]}, 400, "no output 'z'"),
+    "outputs beyond the model's": (
+        ONES | {"outputs": [{"name": "y"}] * 9}, 400, "9 outputs are named, and the model has 1",
+    ),
+    "a shape beyond the bound": ({"inputs": [{**X, "shape": [2**40, 8]}]}, 413, "more than 2,147,483,648"),
     "bytes that are missing": (
         {"inputs": [WITHOUT | {"parameters": {"binary_data_size": 32}}]},
         400, "binary_data_size is 32, and 0 bytes are left",
@@ -93,6 +97,7 @@ def test_bad_paths_headers_and_loads_are_refused(models: ServedModels) -> None:
     assert call(models, "GET", "/v2/nothing") == (404, {"error": "Not Found"})
     assert call(models, "GET", PATH) == (405, {"error": "Method Not Allowed"})
     assert call(models, "GET", "/v2/models/nothing")[0] == 404
+    assert call(models, "GET", "/v2/models/perceptron/versions/2/stats")[0] == 404
     assert call(models, "POST", PATH, ONES, {SIZE: "-3"})[0] == 400
     for size in ("999999", "0" * 20 + "999999", "1" * 5000):
         assert call(models, "POST", PATH, ONES, {SIZE: size})[0] == 400

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ import tritonclient.http.aio as by_http_aio
 from kserve_folders import ServedModels, add_graph, add_perceptron, doubling, given, given_http, served
 from onnx.reference import ReferenceEvaluator
 from tritonclient.utils import InferenceServerException
+from waiting import until
 
 import heliograph as hg
 from heliograph_proto import __version__
+from heliograph_proto.codec.inline_forms import varint
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(5)
@@ -219,6 +223,80 @@ def test_bytes_that_are_no_message_end_their_call_alone(models: ServedModels) ->
             channel.unary_unary("/inference.GRPCInferenceService/Nothing")(b"", timeout=30)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert models.grpc.infer("perceptron", given(ROWS)).as_numpy("y").shape == (2, 4)
+
+
+def length_delimited(number: int, data: bytes) -> bytes:
+    """A field of a message."""
+    return bytes((number << 3 | 2,)) + varint(len(data)) + data
+
+
+@pytest.mark.parametrize("field", [5, 6], ids=["inputs", "outputs"])
+def test_a_message_of_many_empty_fields_is_refused_before_it_is_decoded(
+    models: ServedModels, field: int
+) -> None:
+    """Decoded, one of 60 MB would take gigabytes."""
+    data = b"\x0a\x0aperceptron" + bytes((field << 3 | 2, 0)) * 2**19
+    with grpc.insecure_channel(models.grpc_url) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        sizes = b"\x0a\x0aperceptron" + length_delimited(5, length_delimited(3, b"\x01" * 2**22))
+        with pytest.raises(grpc.RpcError, match="too many fields"):
+            infer(sizes, timeout=30)
+        with pytest.raises(grpc.RpcError, match="too many fields|more than .* puts") as refused:
+            infer(data, timeout=30)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(stream(iter([data]), timeout=30))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert models.grpc.infer("perceptron", given(ROWS)).as_numpy("y").shape == (2, 4)
+
+
+def test_large_requests_count_against_the_quota_of_their_tenant(tmp_path: Path) -> None:
+    add_perceptron(tmp_path, settings="max_batch_size = 1024\n")
+    (tmp_path / "serve.toml").write_text("[quota]\nstaging_bytes = 100_000\n")
+    rows = np.zeros((1024, 8), np.float32)
+    with served(tmp_path, "--config", str(tmp_path / "serve.toml")) as models:
+        for _ in range(5):
+            assert len(models.grpc.infer("perceptron", given(rows)).as_numpy("y")) == 1024
+            assert len(models.http.infer("perceptron", given_http(rows)).as_numpy("y")) == 1024
+        with pytest.raises(InferenceServerException, match="bytes of transfers"):
+            models.grpc.infer("perceptron", given(np.zeros((4096, 8), np.float32)))
+        with pytest.raises(InferenceServerException, match="bytes of transfers"):
+            models.http.infer("perceptron", given_http(np.zeros((4096, 8), np.float32)))
+        assert len(models.grpc.infer("perceptron", given(rows)).as_numpy("y")) == 1024
+
+
+def test_answers_that_the_client_of_a_stream_does_not_take_count_too(tmp_path: Path) -> None:
+    add_graph(tmp_path, "doubling", doubling((2048, 1024)))
+    (tmp_path / "serve.toml").write_text("[quota]\nstaging_bytes = 36_000_000\n")
+    array = np.ones((2048, 1024), np.float32)
+    request = by_grpc.service_pb2.ModelInferRequest(
+        model_name="doubling", raw_input_contents=[array.tobytes()]
+    )
+    request.inputs.add(name="x", datatype="FP32", shape=array.shape)
+    are_sent = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        for number in range(3):
+            yield request.SerializeToString()
+            if number < 2:
+                until(partial(lambda count: answered(models) > count, number), "it is answered")
+        are_sent.set()
+
+    with served(tmp_path, "--config", str(tmp_path / "serve.toml")) as models:
+        with grpc.insecure_channel(models.grpc_url, [("grpc.max_receive_message_length", -1)]) as channel:
+            stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+            answers = stream(requests(), timeout=30)
+            assert are_sent.wait(30)
+            found = [by_grpc.service_pb2.ModelStreamInferResponse.FromString(one) for one in answers]
+        # The answers to the first two wait for the client, with their requests.
+        assert ["bytes of transfers" in one.error_message for one in found] == [False, False, True]
+        assert models.grpc.infer("doubling", given(array)).as_numpy("y")[0, 0] == 2
+
+
+def answered(models: ServedModels) -> int:
+    """The requests that doubling has answered."""
+    return int(models.grpc.get_inference_statistics("doubling").model_stats[0].inference_stats.success.count)
 
 
 def test_a_request_beyond_the_bound_is_refused(models: ServedModels) -> None:

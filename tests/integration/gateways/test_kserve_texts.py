@@ -211,8 +211,9 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "a number that is none": ({"text_input": "a", "max_tokens": "many"}, 400, "no number"),
     "a negative length": ({"text_input": "a", "max_tokens": -1}, 400, "max_tokens is -1"),
     "options that are no object": ({"text_input": "a", "sampling_parameters": "[1]"}, 400, "no JSON object"),
-    "a long prompt": ({"text_input": "cat " * 4000}, 429, "context"),
-    "a longer text": ({"text_input": "a" * (2**20 + 1)}, 429, "of at most 1,048,576"),
+    "a long prompt": ({"text_input": "cat " * 4000}, 413, "context"),
+    "a longer text": ({"text_input": "a" * (2**20 + 1)}, 413, "of at most 1,048,576"),
+    "many stop texts": ({"text_input": "a", "stop": ["b"] * 17}, 400, "17 texts, of at most 16"),
     "half a surrogate pair": (b'{"text_input": "\\ud800"}', 400, "not of BYTES"),
     "no object": (b"[]", 400, "no JSON object"),
     "half a body": (b'{"text_input"', 400, "not JSON"),
@@ -246,6 +247,19 @@ def test_bad_texts_are_refused_by_grpc(models: ServedModels) -> None:
         with pytest.raises(Exception, match="has 1 texts"):
             models.grpc._client_stub.ModelInfer(request)
     assert "writes no text" in error_of(models, "encoder/generate", {"text_input": "a"})
+
+
+def test_texts_beyond_any_run_are_refused_before_they_are_read(models: ServedModels) -> None:
+    many = by_grpc.service_pb2.ModelInferRequest(model_name="encoder")
+    many.inputs.add(name="text", datatype="BYTES", shape=[2**20])
+    raw, typed = (by_grpc.service_pb2.ModelInferRequest() for _ in range(2))
+    raw.CopyFrom(many)
+    raw.raw_input_contents.append(bytes(4 * 2**20))
+    typed.CopyFrom(many)
+    typed.inputs[0].contents.bytes_contents.extend([b""] * 1025)
+    for request in (raw, typed):
+        with pytest.raises(Exception, match="has more than 1,024 elements"):
+            models.grpc._client_stub.ModelInfer(request)
 
 
 def error_of(models: ServedModels, path: str, table: Any) -> str:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPResponse
 from pathlib import Path
@@ -125,6 +126,20 @@ def test_log_probabilities_come_with_each_token(http: HttpModel) -> None:
     assert [entry for one in shown if one for entry in one["content"]] == content
 
 
+def test_the_bytes_of_tokens_are_those_of_the_text_also_of_parts_of_characters(http: HttpModel) -> None:
+    # The token of the byte F0, with which characters of four bytes begin.
+    form: dict[str, Any] = {"logit_bias": {str(3 + 0xF0): 100}, "max_tokens": 4, "seed": 5}
+    chat = http.post("/v1/chat/completions", messages=CHAT, logprobs=True, **form)["choices"][0]
+    entries = chat["logprobs"]["content"]
+    assert [bytes(one["bytes"]) for one in entries] == [b"\xf0"] * 4
+    assert entries[0]["token"] == "bytes:\\xf0" and chat["message"]["content"] == "\ufffd" * 4
+    whole = http.post("/v1/completions", prompt=PROMPT, logprobs=20, **form)["choices"][0]["logprobs"]
+    assert whole["text_offset"] == [0, 0, 1, 2] and whole["tokens"] == ["bytes:\\xf0"] * 4
+    streamed = http.stream("/v1/completions", prompt=PROMPT, logprobs=20, **form)
+    shown = [one["choices"][0]["logprobs"] for one in streamed]
+    assert sum((one["text_offset"] for one in shown if one), []) == whole["text_offset"]
+
+
 def test_penalties_biases_and_stops_are_those_of_the_model(http: HttpModel) -> None:
     forced = http.post("/v1/completions", prompt=PROMPT, logit_bias={"400": 100}, max_tokens=3)
     token = http.post("/detokenize", tokens=[400, 400, 400])["content"]
@@ -189,6 +204,9 @@ def test_a_full_queue_says_when_to_come_again(url: str, model: Path) -> None:
         ({"prompt": "x", "temprature": 1}, "temprature", "unknown_parameter"),
         ({"prompt": "x", "temperature": "hot"}, "temperature", "invalid_value"),
         ({"prompt": "x", "temperature": -1}, "temperature", "invalid_value"),
+        ({"prompt": "x", "temperature": 10**400}, "temperature", "invalid_value"),
+        ({"prompt": "x", "logit_bias": {"1": 10**400}}, "logit_bias", "invalid_value"),
+        ({"prompt": [[1]] * 33}, "prompt", "invalid_value"),
         ({"prompt": "x", "top_p": 7}, "top_p", "invalid_value"),
         ({"prompt": "x", "top_k": -1}, "top_k", "invalid_value"),
         ({"prompt": "x", "n": 0}, "n", "invalid_value"),
@@ -216,6 +234,7 @@ def test_bad_chats_are_refused(http: HttpModel) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": CHAT, "tools": {}}, "tools"),
         ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
         ({"messages": CHAT, "top_logprobs": 2}, "top_logprobs"),
@@ -233,7 +252,23 @@ def test_bodies_that_are_no_json_too_long_or_for_another_model_are_refused(http:
     assert refusal(http, path, {"prompt": "x", "model": "other"}) == (404, "model", "model_not_found")
     assert refusal(http, path, raw=b'{"\\ud800": 1}') == (400, "\ud800", "unknown_parameter")
     assert refusal(http, "/v1/nothing", {}) == (404, None, "not_found")
-    assert http.call("GET", path)[0] == 405
+    assert "paths: /v1/models" in http.call("POST", "/v1/nothing", {})[1]["error"]["message"]
+    status, found, headers = http.call("GET", path)
+    assert (status, found["error"]["code"], headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+def test_a_large_body_leaves_turns_to_others(http: HttpModel) -> None:
+    """The interpreter's own reader would take 0.2 s of it in one piece."""
+    body = b'{"prompt": [' + b"[1]," * (2**20 - 8) + b"[1]]}"
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(refusal, http, "/v1/completions", raw=body)
+        seconds = []
+        while not asking.done():
+            began = time.monotonic()
+            assert http.call("GET", "/health")[0] == 200
+            seconds.append(time.monotonic() - began)
+    assert asking.result() == (400, "prompt", "invalid_value")
+    assert len(seconds) > 3, seconds
 
 
 def test_a_body_that_does_not_come_is_given_up(http: HttpModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,36 @@ def test_a_run_waits_for_as_many_requests_as_the_one_before() -> None:
     assert queue.take(0.5) == [first, second]
 
 
+def test_tenants_take_turns_by_their_rows() -> None:
+    queue = BatchQueue(BatchPolicy((1,), window_seconds=0.0, most_waiting=6))
+
+    def add(tenant: str, count: int) -> None:
+        for _ in range(count):
+            queue.add(QueuedRequest(1, "a", 2, 0.0, tenant=tenant))
+
+    def taken(count: int) -> str:
+        return "".join(queue.take(1.0)[0].tenant for _ in range(count))
+
+    add("a", 6)
+    assert taken(2) == "aa"
+    add("b", 2)
+    assert taken(4) == "baba"
+    # One that comes again has none left over from the time before.
+    add("c", 2)
+    assert taken(4) == "caca"
+
+
+def test_a_tenant_that_fills_the_queue_leaves_room_for_others() -> None:
+    policy = BatchPolicy((1,), most_waiting=3)
+    queue = queue_of(policy=policy)
+    for _ in range(3):
+        queue.add(QueuedRequest(1, "a", 2, 0.0, tenant="greedy"))
+    with pytest.raises(LimitExceededError):
+        queue.add(QueuedRequest(1, "a", 2, 0.0, tenant="greedy"))
+    queue.add(other := QueuedRequest(1, "a", 2, 0.0, tenant="other"))
+    assert queue.remove(other) and len(queue) == 3
+
+
 def test_threads_look_for_the_first_request_and_once_enough_wait() -> None:
     queue = queue_of(shared=4)
     assert [queue.add(request(at=float(number))) for number in range(4)] == [True, False, False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def test_integers_on_both_sides_of_two_to_the_63_are_exact() -> None:
     for bad in ([-1, 2**63], [1.5, 2**63]):
         with pytest.raises(InvalidInputError, match="are not of UINT64"):
             tensors.from_elements(port, (2,), bad)
+
+
+def test_a_shape_of_a_million_sizes_and_a_value_of_as_many_elements_are_refused_at_once() -> None:
+    many = [1] * 2**22
+    began = time.thread_time()
+    with pytest.raises(InvalidInputError, match="the shape of 4,194,304 sizes is given"):
+        tensors.check_port(TensorPort("x", "FP32", (tensors.ANY,)), "FP32", many)
+    for name in ("sequence_id", "priority", "timeout"):
+        with pytest.raises(InvalidInputError, match=name):
+            options_of({name: many})
+    assert time.thread_time() - began < 0.02
 
 
 BAD_ELEMENTS: dict[str, tuple[str, list[Any]]] = {

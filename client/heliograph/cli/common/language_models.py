@@ -119,9 +119,8 @@ def wanted_draft(arguments: argparse.Namespace) -> str | None:
 
 
 def file_of(session: hg.Session, name: str) -> str | hg.ServerWeights:
-    """Return a file here, else one of the server's."""
-    served = "" if Path(name).exists() else served_model(name, session.models())
-    return session.server_weights(served) if served else name
+    """Return a file here, else one of the server's. Raises as `served_model`."""
+    return name if Path(name).exists() else session.server_weights(served_model(name, session.models()))
 
 
 def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageModel:
@@ -148,9 +147,9 @@ def load_model(session: hg.Session, arguments: argparse.Namespace) -> LanguageMo
 
 def served_model(wanted: str, served: Sequence[hg.ModelFile]) -> str:
     """Return the name of a served model: of its file, of any part of one that is split, or without
-    the folder and the suffix; empty if there is none.
+    the folder and the suffix.
 
-    Raises InvalidArgumentError if several have the name.
+    Raises InvalidArgumentError if none has the name, or several.
     """
     names = [one.name for one in served if one.gguf is not None]
     part = part_name(wanted)
@@ -162,7 +161,13 @@ def served_model(wanted: str, served: Sequence[hg.ModelFile]) -> str:
             f"{wanted!r:.80} is the name of {len(found)} models of the server",
             advice=f"name one of {', '.join(found[:5])}",
         )
-    return found[0] if found else ""
+    if not found:
+        listed = f"the server has {', '.join(names[:5])}" + ", ..." * (len(names) > 5)
+        raise hg.InvalidArgumentError(
+            f"cannot read {wanted:.200}: there is no such file here, and no such model of the server",
+            advice=listed if names else "name a file here; the server's are those of serve --models",
+        )
+    return found[0]
 
 
 def plain_name(file: str) -> str:

@@ -195,6 +195,11 @@ class Tokenizer:
         comes. Control tokens in `shown` show too."""
         return DecodeStream(self, special, shown)
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character; of a control token its
+        word. Raises InvalidArgumentError for a number that is no token."""
+        return self._text(token, True)
+
     def bytes_of_words(self) -> tuple[list[bytes], list[int]]:
         """Return the bytes of each word, and the tokens that text never becomes."""
         kinds = (WordKind.CONTROL, WordKind.UNKNOWN, WordKind.UNUSED)

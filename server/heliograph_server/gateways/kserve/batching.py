@@ -9,6 +9,9 @@ Clients that all return together leave the processors to themselves until the la
 such a crowd is halved: while one half computes, the answers of the other are sent and its next
 requests read. That needs plans of half the rows that take not much more than half the time.
 
+Tenants take turns by rows: the turn of a request comes after the rows of its tenant that wait,
+counted from the turn in progress (start-time fair queueing, Goyal et al. 1996).
+
 Plans have a few sizes, and a run is padded to one of them. Where rows do not fill a plan, the next
 smaller plan runs first if it computes more of them in a second, as far as the runs so far tell.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +47,7 @@ class BatchPolicy:
     sizes: tuple[int, ...] = ()
     #: The longest wait for further requests.
     window_seconds: float = 0.001
-    #: The most requests that wait.
+    #: The most requests of a tenant that wait.
     most_waiting: int = 1024
     #: Priorities from 1, the most urgent.
     priorities: int = 1
@@ -70,21 +74,30 @@ class QueuedRequest:
     arrived: float
     #: The caller's own.
     work: Any = None
+    tenant: str = ""
+    #: Its place among the requests of all tenants, and of one.
+    turn: int = field(default=0)
     number: int = field(default=0)
 
 
-def _order(one: QueuedRequest) -> tuple[int, int]:
-    return one.priority, one.number
+def _order(one: QueuedRequest) -> tuple[int, int, int]:
+    return one.priority, one.turn, one.number
 
 
 class BatchQueue:
-    """The requests of a model that wait, by priority and arrival. Times are any clock's seconds."""
+    """The requests of a model that wait, by priority, turn and arrival. Times are any clock's
+    seconds."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._waiting: list[QueuedRequest] = []
         self._rows = 0
         self._numbers = 0
+        #: The turn in progress, and by tenant the turn of its next request and the number of those
+        #: that wait.
+        self._turn = 0
+        self._turns: dict[str, int] = {}
+        self._of_tenant: Counter[str] = Counter()
         #: The number of requests in the run before.
         self._shared = 1
         #: The runs in progress, and when the last of them ended.
@@ -98,17 +111,23 @@ class BatchQueue:
     def add(self, request: QueuedRequest) -> bool:
         """Add a request. Returns False if no run begins, and the time of the next one stays.
 
-        Raises LimitExceededError if too many wait.
+        Raises LimitExceededError if too many of its tenant wait.
         """
-        if len(self._waiting) >= self._policy.most_waiting:
+        waiting = self._of_tenant[request.tenant]
+        if waiting >= self._policy.most_waiting:
             raise LimitExceededError(
-                f"{len(self._waiting):,} requests wait for the model, which is the most",
+                f"{waiting:,} requests wait for the model, which is the most",
                 advice="try again; max_queue in model.toml sets the number",
                 retry_after_seconds=1.0,
             )
         self._numbers += 1
         request.number = self._numbers
         is_first = not self._waiting
+        if is_first:
+            self._turns.clear()
+        request.turn = max(self._turn, self._turns.get(request.tenant, 0))
+        self._turns[request.tenant] = request.turn + request.rows
+        self._of_tenant[request.tenant] += 1
         insort(self._waiting, request, key=_order)
         self._rows += request.rows
         is_enough = len(self._waiting) >= self._shared or self._rows >= self._policy.most_rows
@@ -120,8 +139,15 @@ class BatchQueue:
         if request not in self._waiting:
             return False
         self._waiting.remove(request)
-        self._rows -= request.rows
+        self._left(request)
         return True
+
+    def _left(self, request: QueuedRequest) -> None:
+        """Count a request that waits no more."""
+        self._rows -= request.rows
+        self._of_tenant[request.tenant] -= 1
+        if not self._of_tenant[request.tenant]:
+            del self._of_tenant[request.tenant]
 
     def take(self, now: float) -> list[QueuedRequest]:
         """Remove and return the requests of the run that begins now; none if it is to wait."""
@@ -132,7 +158,9 @@ class BatchQueue:
             batch = self._halved(self._cut(batch), now)
         taken = set(map(id, batch))
         self._waiting = [one for one in self._waiting if id(one) not in taken]
-        self._rows -= sum(one.rows for one in batch)
+        for one in batch:
+            self._left(one)
+        self._turn = max(self._turn, batch[0].turn)
         self._shared = len(batch)
         self._running += 1
         return batch

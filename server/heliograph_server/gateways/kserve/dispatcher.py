@@ -73,7 +73,7 @@ class Dispatcher:
             thread.start()
 
     async def infer(
-        self, feeds: Mapping[str, Array], priority: int = 0, seconds: float = math.inf
+        self, feeds: Mapping[str, Array], priority: int = 0, seconds: float = math.inf, tenant: str = ""
     ) -> dict[str, Array]:
         """Run the model, perhaps with other requests, and return the outputs.
 
@@ -81,13 +81,14 @@ class Dispatcher:
             feeds: Arrays of all inputs.
             priority: From 1, the most urgent; 0 is the model's default.
             seconds: The most time until the run begins.
+            tenant: Tenants take turns.
 
         Raises InvalidInputError for rows that do not fit, LimitExceededError for a full queue,
         DeadlineExceededError, UnavailableError once the model is unloaded, and the errors of the
         run.
         """
         began = time.monotonic()
-        request = self._queued(feeds, priority, began)
+        request = self._queued(feeds, priority, began, tenant)
         with self._changed:
             if self._closed:
                 raise unloaded(self._name)
@@ -110,7 +111,7 @@ class Dispatcher:
                     self._queue.remove(request)
             self.statistics.answered(time.monotonic() - began, failed=not is_answered)
 
-    def _queued(self, feeds: Mapping[str, Array], priority: int, now: float) -> QueuedRequest:
+    def _queued(self, feeds: Mapping[str, Array], priority: int, now: float, tenant: str) -> QueuedRequest:
         rows, form = 1, None
         if most := self._policy.most_rows:
             counts = {len(one) for one in feeds.values()}
@@ -121,7 +122,7 @@ class Dispatcher:
                     advice=f"dimension 0 is the batch, the same of all inputs, from 1 to {most}",
                 )
             form = tuple((name, feeds[name].shape[1:]) for name in sorted(feeds))
-        return QueuedRequest(rows, form, self._policy.priority_of(priority), now, _Work(feeds))
+        return QueuedRequest(rows, form, self._policy.priority_of(priority), now, _Work(feeds), tenant)
 
     def _expire(self, request: QueuedRequest, seconds: float) -> None:
         """Fail a request whose run has not begun in time."""

@@ -31,6 +31,7 @@ from heliograph_server.gateways.kserve.requests import (
 )
 from heliograph_server.gateways.kserve.shared_regions import SharedRegions
 from heliograph_server.resources.principals import current_principal
+from heliograph_server.rpc.decoding import decode_tensors
 from heliograph_server.rpc.errors import refusal_of
 from heliograph_server.rpc.receiving import first_of
 from heliograph_server.runtime.host_slot import HostSlot
@@ -44,9 +45,12 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _KINDS = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 
 Context = aio.ServicerContext[Any, Any]
+#: Reads a message, and answers a request.
+Read = Callable[[bytes], Awaitable[Any]]
 Answer = Callable[[Any, Context], Awaitable[Any]]
-#: The answers of a stream, each with whether it is the last one of its request; None: no more come.
-_Answers: TypeAlias = "asyncio.Queue[tuple[pb.ModelStreamInferResponse, bool] | None]"
+#: The answers of a stream, each with whether it is the last one of its request, and what is set
+#: once its client has taken it; None: no more come.
+_Answers: TypeAlias = "asyncio.Queue[tuple[pb.ModelStreamInferResponse, bool, asyncio.Event] | None]"
 T = TypeVar("T")
 
 
@@ -66,18 +70,18 @@ class InferenceService:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
-    def _method(self, name: str) -> tuple[Callable[[bytes], Any], Answer, Callable[[Any], bytes] | None]:
+    def _method(self, name: str) -> tuple[Read, Answer, Callable[[Any], bytes] | None]:
         """Return the functions that read a method's request, answer it, and write the answer."""
         if name == "ModelInfer":
             return self._read_infer, self._infer, None
         answer: Answer = getattr(self, name)
         request, response = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
-        return request.FromString, answer, response.SerializeToString
+        return partial(decode_tensors, request), answer, response.SerializeToString
 
     def _handler(
         self,
         name: str,
-        request_of: Callable[[bytes], Any],
+        read: Read,
         answer: Answer,
         to_bytes: Callable[[Any], bytes] | None,
     ) -> Any:
@@ -86,9 +90,11 @@ class InferenceService:
         async def receive(_: object, context: Context) -> Any:
             try:
                 message: Any = await first_of(context.read())
-                request = request_of(b"" if message is aio.EOF else message)
-                del message
-                with self._slot.calling():
+                if message is aio.EOF:
+                    message = b""
+                with self._slot.calling(), self._slot.holding(len(message)):
+                    request = await read(message)
+                    del message
                     return await answer(request, context)
             except Exception as error:
                 refusal = refusal_of(error, name)
@@ -186,15 +192,15 @@ class InferenceService:
 
     # Requests
 
-    def _read_infer(self, message: bytes) -> _Asked:
-        """Read a request: its elements alone, if one like it was answered. Raises DecodeError, and
-        as `Models.find`."""
+    async def _read_infer(self, message: bytes) -> _Asked:
+        """Read a request: its elements alone, if one like it was answered. Raises as
+        `decode_tensors` and `Models.find`."""
         if (found := self._forms.find(message)) is not None:
             meaning, contents = found
             model = self._models.find(meaning.name, meaning.version)
             if model is meaning.model():
                 return _Known(model, meaning, contents)
-        request = pb.ModelInferRequest.FromString(message)
+        request = await decode_tensors(pb.ModelInferRequest, message)
         tensors_of: tuple[Any, ...] = (*request.inputs, *request.outputs)
         # Ids differ from one request to the next.
         is_plain = not request.id and not request.parameters and not any(one.parameters for one in tensors_of)
@@ -267,8 +273,9 @@ class InferenceService:
         reading = asyncio.create_task(self._read(requests, answers, room))
         try:
             while (found := await answers.get()) is not None:
-                answer, is_last = found
+                answer, is_last, taken = found
                 yield answer
+                taken.set()
                 if is_last:
                     room.release()
             await reading
@@ -284,7 +291,7 @@ class InferenceService:
     ) -> None:
         """Begin the requests of a stream, and mark its end once all are answered.
 
-        Raises DecodeError for bytes that are no request.
+        Raises as `decode_tensors`.
         """
         begun: set[asyncio.Task[None]] = set()
         turn = asyncio.Lock()
@@ -294,8 +301,8 @@ class InferenceService:
                 message = await anext(requests, None)
                 if message is None:
                     break
-                request = pb.ModelInferRequest.FromString(message)
-                task = asyncio.create_task(self._answer(request, answers, turn))
+                request = await decode_tensors(pb.ModelInferRequest, message)
+                task = asyncio.create_task(self._answer(request, len(message), answers, turn))
                 # The task has it alone.
                 del message, request
                 begun.add(task)
@@ -306,18 +313,25 @@ class InferenceService:
                 task.cancel()
             answers.put_nowait(None)
 
-    async def _answer(self, request: pb.ModelInferRequest, answers: _Answers, turn: asyncio.Lock) -> None:
-        is_last = False
+    async def _answer(
+        self, request: pb.ModelInferRequest, size_bytes: int, answers: _Answers, turn: asyncio.Lock
+    ) -> None:
+        is_last, taken = False, asyncio.Event()
         try:
-            given = await self._given(request, float("inf"), turn)
-            async with aclosing(given.model.answers(*given.arguments)) as found:
-                async for outputs, is_last in found:
-                    response = await given.response(outputs)
-                    answers.put_nowait((_of_stream(response, is_last=is_last), is_last))
+            with self._slot.holding(size_bytes) as held:
+                given = await self._given(request, float("inf"), turn)
+                async with aclosing(given.model.answers(*given.arguments)) as found:
+                    async for outputs, is_last in found:
+                        response = await given.response(outputs)
+                        held.add(response.ByteSize())
+                        taken = asyncio.Event()
+                        answers.put_nowait((_of_stream(response, is_last=is_last), is_last, taken))
+                # A client that takes none holds what waits for it.
+                await taken.wait()
         except Exception as error:
             made = _of_stream(pb.ModelInferResponse(id=request.id), is_last=True)
             made.error_message = text_of(refusal_of(error, "ModelStreamInfer"))
-            answers.put_nowait((made, True))
+            answers.put_nowait((made, True, taken))
 
 
 @dataclass(frozen=True, slots=True)

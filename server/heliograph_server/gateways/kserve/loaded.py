@@ -90,7 +90,8 @@ class _Runs:
                 )
             return await self._sequences.infer(tenant, feeds, options, seconds)
         check_no_sequence(self._name, options)
-        return await self._dispatcher.infer(feeds, options.priority, min(options.seconds, seconds))
+        seconds = min(options.seconds, seconds)
+        return await self._dispatcher.infer(feeds, options.priority, seconds, tenant)
 
     async def end_idle(self) -> None:
         await self._sequences.end_idle()

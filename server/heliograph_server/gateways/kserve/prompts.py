@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import Any
 
 from heliograph_proto.errors import InvalidInputError, LimitExceededError
@@ -22,8 +23,9 @@ INPUTS = (
     TensorPort(PROMPT_IS_LEFT_OUT, "BOOL", (1,), is_optional=True),
 )
 OUTPUTS = (TensorPort(ANSWER, BYTES, (1,)), TensorPort(REASON, BYTES, (1,)))
-#: The most bytes of a text.
+#: The most bytes of a text, and the most stop texts, which are looked for with each token.
 MOST_TEXT = 2**20
+MOST_STOPS = 16
 _FLOATS = ("temperature", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty")
 _WHOLES = ("max_tokens", "top_k", "seed")
 #: Other servers' names of options.
@@ -77,7 +79,7 @@ def _element(name: str, value: Any) -> Any:
     if name == SAMPLING and isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, (list, dict)):
-        raise InvalidInputError(f"the field {name!r} is {value!r:.80}, and no single value")
+        raise InvalidInputError(f"the field {name!r} is {short(value)}, and no single value")
     return value
 
 
@@ -96,7 +98,7 @@ def _flag(name: str, feeds: Mapping[str, Array], parameters: Mapping[str, Any], 
         return bool(feeds[name].item())
     value = parameters.get(name, otherwise)
     if not isinstance(value, bool):
-        raise InvalidInputError(f"{name} is {value!r:.80}, which is neither true nor false")
+        raise InvalidInputError(f"{name} is {short(value)}, which is neither true nor false")
     return value
 
 
@@ -121,7 +123,12 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         ours = _OTHERS.get(name, name)
         if value is None or value == "":
             continue
-        found[ours] = value if ours == "stop" else _number(name, value, int if ours in _WHOLES else float)
+        if ours == "stop":
+            if isinstance(value, list) and len(value) > MOST_STOPS:
+                raise InvalidInputError(f"{name} has {len(value):,} texts, of at most {MOST_STOPS}")
+            found[ours] = value
+        else:
+            found[ours] = _number(name, value, int if ours in _WHOLES else float)
     return found
 
 
@@ -135,4 +142,4 @@ def _number(name: str, value: Any, kind: type[int] | type[float]) -> int | float
             raise ValueError
         return number
     except (ValueError, OverflowError):
-        raise InvalidInputError(f"the parameter {name!r} is {value!r:.80}, and no number") from None
+        raise InvalidInputError(f"the parameter {name!r} is {short(value)}, and no number") from None

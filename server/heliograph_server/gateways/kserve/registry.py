@@ -123,11 +123,7 @@ class Models:
         Raises UnknownHandleError, and UnavailableError for one that is not ready.
         """
         entries = self._entries(name)
-        if version and version not in entries:
-            loaded = ", ".join(one for one, entry in entries.items() if entry.model) or "none"
-            raise UnknownHandleError(
-                f"the model {name!r:.80} has no version {version!r:.40}", advice=f"versions: {loaded}"
-            )
+        _check_version(name, version, entries)
         wanted = [version] if version else sorted(entries, key=_number, reverse=True)
         for one in wanted:
             entry = entries[one]
@@ -169,7 +165,7 @@ class Models:
     def loaded(self, name: str = "", version: str = "") -> list[LoadedModel]:
         """Return the loaded models of a name and version, or of all. Raises UnknownHandleError."""
         if name:
-            self._entries(name)
+            _check_version(name, version, self._entries(name))
         return [
             entry.model
             for one, number, entry in self.index()
@@ -347,6 +343,15 @@ class Models:
 
     async def _blocking(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _check_version(name: str, version: str, entries: Mapping[str, Entry]) -> None:
+    """Raises UnknownHandleError for a version that a model does not have; "" is any."""
+    if version and version not in entries:
+        loaded = ", ".join(one for one, entry in entries.items() if entry.model) or "none"
+        raise UnknownHandleError(
+            f"the model {name!r:.80} has no version {version!r:.40}", advice=f"versions: {loaded}"
+        )
 
 
 def _number(version: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import Any
 
 from heliograph_proto.errors import HeliographError, InvalidInputError, UnsupportedError
@@ -53,7 +54,7 @@ def options_of(parameters: Mapping[str, Any]) -> InferOptions:
         return NO_WISHES
     sequence = parameters.get("sequence_id", 0)
     if type(sequence) not in (int, str) or len(str(sequence)) > MOST_ID:
-        raise InvalidInputError(f"the parameter 'sequence_id' is {sequence!r:.80}, and no number or text")
+        raise InvalidInputError(f"the parameter 'sequence_id' is {short(sequence)}, and no number or text")
     starts, ends = (parameters.get(name, False) for name in ("sequence_start", "sequence_end"))
     if type(starts) is not bool or type(ends) is not bool:
         raise InvalidInputError("sequence_start and sequence_end are true or false")
@@ -74,7 +75,7 @@ def region_of(parameters: Mapping[str, Any]) -> RegionPart | None:
     if region is None:
         return None
     if not isinstance(region, str):
-        raise InvalidInputError(f"the parameter 'shared_memory_region' is {region!r:.80}, and no text")
+        raise InvalidInputError(f"the parameter 'shared_memory_region' is {short(region)}, and no text")
     offset = _whole(parameters, "shared_memory_offset", 2**62)
     return RegionPart(region, offset, _whole(parameters, "shared_memory_byte_size", 2**62))
 
@@ -84,7 +85,7 @@ def _whole(parameters: Mapping[str, Any], name: str, most: int) -> int:
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         value = int(value)
     if type(value) is not int or not 0 <= value <= most:
-        raise InvalidInputError(f"the parameter {name!r} is {value!r:.80}; it must be a number from 0 on")
+        raise InvalidInputError(f"the parameter {name!r} is {short(value)}; it must be a number from 0 on")
     return value
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from reprlib import repr as short
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -17,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from heliograph_proto import __version__
+from heliograph_proto.codec import paced_json
 from heliograph_proto.errors import HeliographError, InvalidInputError, UnsupportedError
 from heliograph_server.gateways.kserve import descriptions, prompts, tensors
 from heliograph_server.gateways.kserve.loaded import Answer, LoadedModel
@@ -32,10 +35,12 @@ from heliograph_server.gateways.kserve.shared_regions import SharedRegions
 from heliograph_server.http.requests import read_body, status_of
 from heliograph_server.resources.principals import current_principal
 from heliograph_server.rpc.errors import refusal_of
-from heliograph_server.runtime.host_slot import HostSlot
+from heliograph_server.runtime.host_slot import HeldBytes, HostSlot
 
 #: The header with the size of the JSON of a body that has bytes behind it.
 JSON_SIZE = "inference-header-content-length"
+#: The memory that JSON takes for each of its bytes: an element has four or more there, and 32 here.
+JSON_GROWTH = 8
 
 #: Checks the caller of a request, by its header and the name of gRPC's method for the same. Raises
 #: UnauthenticatedError, PermissionDeniedError.
@@ -97,13 +102,13 @@ class RestService:
             try:
                 if method:
                     self._admit(request.headers.get("authorization"), method)
-                with self._slot.calling():
+                with self._slot.calling(), self._slot.holding() as request.state.held:
                     return await call(self, request)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
                 refusal = refusal_of(error, request.url.path)
-            return _refused(status_of(refusal), text_of(refusal))
+            return _refusal_of(refusal)
 
         return reply
 
@@ -200,7 +205,7 @@ class RestService:
         read = partial(self._regions.read, tenant)
         is_small = body.is_small and not _has_regions(body.table)
         feeds = await _on_thread(is_small, lambda: _feeds_of(model, body, read))
-        wanted = _wanted(body.table, parameters)
+        wanted = _wanted(body.table, parameters, len(model.ports.outputs))
         names = tensors.wanted_outputs(model.ports.outputs, list(wanted))
         otherwise = _Wanted(bool(parameters.get("binary_data_output", False)), None)
         found = await _unless_gone(request, model.infer(tenant, feeds, options))
@@ -252,7 +257,8 @@ class RestService:
         """Read a body. Raises LimitExceededError, InvalidInputError."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise InvalidInputError("the body is compressed", advice="send it as it is")
-        data = await read_body(request, self._most_bytes)
+        held: HeldBytes = request.state.held
+        data = await read_body(request, self._most_bytes, held.add)
         given = request.headers.get(JSON_SIZE)
         if given is None:
             end = len(data)
@@ -262,6 +268,8 @@ class RestService:
             raise InvalidInputError(f"{JSON_SIZE} is {given!r:.40}, and the body has {len(data):,} bytes")
         view = memoryview(data)
         is_small = end < tensors.MOST_ON_LOOP
+        if not is_small:
+            held.add(JSON_GROWTH * end)
         return await _on_thread(is_small, lambda: _Body(_parsed(view[:end]), view[end:], is_small))
 
 
@@ -312,7 +320,7 @@ def _event(table: Mapping[str, Any]) -> bytes:
 
 def _parsed(data: memoryview) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(data) or b"{}")
+        found = paced_json.loads(bytes(data) or b"{}")
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"the body is not JSON: {error}") from None
     return _table(found, "the body")
@@ -334,14 +342,18 @@ def _list(value: Any, what: str) -> list[Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidInputError(f"a name or data type is {value!r:.40}, and no text")
+        raise InvalidInputError(f"a name or data type is {short(value)}, and no text")
     return value
 
 
-def _wanted(table: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, _Wanted]:
-    """The outputs that a request names, by name. Raises InvalidInputError."""
+def _wanted(table: Mapping[str, Any], parameters: Mapping[str, Any], most: int) -> dict[str, _Wanted]:
+    """The outputs that a request names, by name, of a model with so many. Raises
+    InvalidInputError."""
     otherwise, found = parameters.get("binary_data_output", False), dict[str, _Wanted]()
-    for one in _list(table.get("outputs", []), "outputs"):
+    given = _list(table.get("outputs", []), "outputs")
+    if len(given) > most:
+        raise InvalidInputError(f"{len(given):,} outputs are named, and the model has {most}")
+    for one in given:
         own = _table(_table(one, "an output").get("parameters"), "parameters")
         found[_text(one.get("name"))] = _Wanted(bool(own.get("binary_data", otherwise)), region_of(own))
     return found
@@ -387,7 +399,7 @@ def _response(
     write: Callable[[RegionPart, memoryview], None],
 ) -> Response:
     """The reply with these outputs: in regions, behind the JSON, or in it."""
-    described, behind = [], list[bytes]()
+    parts, behind = [json.dumps(table)[:-1], ', "outputs": ['], list[bytes]()
     for name, (array, wanted) in outputs.items():
         one: dict[str, Any] = {"name": name, "datatype": tensors.datatype_of_array(array)}
         one["shape"] = list(array.shape)
@@ -402,25 +414,39 @@ def _response(
         elif wanted.is_binary:
             behind.append(tensors.to_bytes(array))
             one["parameters"] = {"binary_data_size": len(behind[-1])}
-        else:
-            one["data"] = tensors.to_elements(array)
-        described.append(one)
-    try:
-        data = json.dumps({**table, "outputs": described}, allow_nan=False).encode()
-    except ValueError:
-        raise InvalidInputError(
-            "an output has elements that are not finite, which JSON cannot say",
-            advice="ask for binary_data of that output",
-        ) from None
+        parts += [", " * (len(parts) > 2), json.dumps(one)[:-1], *_elements(array, wanted), "}"]
+    data = "".join((*parts, "]}")).encode()
     if not behind:
         return Response(data, media_type="application/json")
     headers = {JSON_SIZE: str(len(data))}
     return Response(b"".join((data, *behind)), headers=headers, media_type="application/octet-stream")
 
 
-def _refused(code: int, text: str) -> Response:
+def _elements(array: tensors.Array, wanted: _Wanted) -> Sequence[str]:
+    """The elements of an output as a field of JSON, if they go there."""
+    if wanted.is_binary or wanted.part is not None:
+        return ()
+    try:
+        return (', "data": ', *tensors.to_json(array))
+    except ValueError:
+        raise InvalidInputError(
+            "an output has elements that are not finite, which JSON cannot say",
+            advice="ask for binary_data of that output",
+        ) from None
+
+
+def _refusal_of(error: HeliographError) -> Response:
+    """The reply to an error. Clients repeat a request that got 429, so only where that helps."""
+    code, seconds = status_of(error), error.retry_after_seconds
+    if code == 429 and seconds is None:
+        code = 413
+    again = {} if seconds is None else {"retry-after": str(math.ceil(seconds))}
+    return _refused(code, text_of(error), again)
+
+
+def _refused(code: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     # In ASCII: a text of the request may have half of a surrogate pair.
-    return Response(json.dumps({"error": text}), code, media_type="application/json")
+    return Response(json.dumps({"error": text}), code, headers, "application/json")
 
 
 async def _unknown(_: Request, error: Exception) -> Response:

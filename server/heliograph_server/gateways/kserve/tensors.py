@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -37,12 +38,14 @@ _KINDS = {
     "bool_contents": "?", "int_contents": "<i4", "int64_contents": "<i8", "uint_contents": "<u4",
     "uint64_contents": "<u8", "fp32_contents": "<f4", "fp64_contents": "<f8", "bytes_contents": "O",
 }  # fmt: skip
-#: Typed elements that are converted in one go.
-PART = 2**16
+#: Elements that are converted in one go: in some ms, between which other threads have their turns.
+PART = 2**14
 #: Requests with more bytes of typed elements or JSON are decoded on a thread.
 MOST_ON_LOOP = 2**18
 #: The most elements of a tensor of a request.
 MOST_ELEMENTS = 2**31
+#: The most texts of a tensor: each is an object, and takes a turn of the interpreter.
+MOST_TEXTS = 1024
 #: The size of a dimension that may have any.
 ANY = -1
 
@@ -75,17 +78,22 @@ def check_port(port: TensorPort, datatype: str, shape: Sequence[int]) -> tuple[i
         known = datatype in _KNOWN
         advice = f"the model takes {port.datatype}" if known else f"data types: {', '.join(_KNOWN)}"
         raise InvalidInputError(f"input {port}, and {datatype!r:.40} is given", advice=advice)
-    sizes = tuple(shape)
+    # A shape of a message may have as many sizes as fit there.
+    sizes = tuple(shape[: len(port.shape) + 1])
     fits = len(sizes) == len(port.shape)
     for want, have in zip(port.shape, sizes, strict=False):
         fits = fits and have >= 0 and want in (ANY, have)
     if not fits:
+        shown = f"{list(sizes)}" if len(sizes) == len(shape) else f"of {len(shape):,} sizes"
         raise InvalidInputError(
-            f"input {port}, and the shape {list(sizes)!s:.200} is given", advice=f"{ANY} stands for any size"
+            f"input {port}, and the shape {shown:.200} is given", advice=f"{ANY} stands for any size"
         )
     # NumPy's bound counts a size of 0 as 1.
-    if math.prod([size or 1 for size in sizes]) > MOST_ELEMENTS:
-        raise LimitExceededError(f"input {port.name!r:.80} has more than {MOST_ELEMENTS:,} elements")
+    most = MOST_TEXTS if port.datatype == BYTES else MOST_ELEMENTS
+    if math.prod([size or 1 for size in sizes]) > most:
+        raise LimitExceededError(
+            f"input {port.name!r:.80} has more than {most:,} elements", advice="send fewer at a time"
+        )
     return sizes
 
 
@@ -134,8 +142,8 @@ def _objects(texts: Sequence[Any], shape: tuple[int, ...]) -> Array:
 def from_contents(port: TensorPort, shape: tuple[int, ...], elements: Sequence[Any]) -> Array:
     """Return the array of the elements in the field of a data type. Raises InvalidInputError for
     others than the data type has, or as many."""
+    _check_count(port, shape, len(elements))
     found = np.empty(len(elements), _KINDS[CONTENTS[port.datatype]])
-    # Other threads have their turns between two parts.
     for start in range(0, len(elements), PART):
         found[start : start + PART] = elements[start : start + PART]
     return _as_port(port, shape, found)
@@ -147,7 +155,7 @@ def from_elements(port: TensorPort, shape: tuple[int, ...], elements: list[Any])
     if port.datatype == BYTES:
         return _as_port(port, shape, np.asarray(elements, object))
     try:
-        found = np.asarray(elements)
+        found = _array_of(elements)
     except (ValueError, OverflowError):
         raise InvalidInputError(f"the elements of input {port.name!r:.80} are no array") from None
     if port.datatype == "UINT64" and found.dtype.kind == "f":
@@ -158,12 +166,28 @@ def from_elements(port: TensorPort, shape: tuple[int, ...], elements: list[Any])
     return _as_port(port, shape, found)
 
 
-def _as_port(port: TensorPort, shape: tuple[int, ...], found: Array) -> Array:
-    if found.size != math.prod(shape):
+def _array_of(elements: list[Any]) -> Array:
+    """Return what NumPy makes of elements, or of lists of lists. Raises ValueError,
+    OverflowError."""
+    size = PART
+    if elements and isinstance(elements[0], list):
+        size = max(1, PART // max(1, len(elements[0])))
+    if len(elements) <= size:
+        return np.asarray(elements)
+    starts = range(0, len(elements), size)
+    return np.concatenate([np.asarray(elements[start : start + size]) for start in starts])
+
+
+def _check_count(port: TensorPort, shape: tuple[int, ...], count: int) -> None:
+    if count != math.prod(shape):
         raise InvalidInputError(
             f"input {port.name!r:.80} of shape {list(shape)} has {math.prod(shape):,} elements, "
-            f"and {found.size:,} are given"
+            f"and {count:,} are given"
         )
+
+
+def _as_port(port: TensorPort, shape: tuple[int, ...], found: Array) -> Array:
+    _check_count(port, shape, found.size)
     if port.datatype == BYTES:
         return _objects([_encoded(port, one) for one in found.flat], shape)
     kind = numpy_of(port.datatype)
@@ -211,6 +235,17 @@ def to_elements(array: Array) -> list[Any]:
     """Return the elements of an array for JSON, flat."""
     found: list[Any] = array.reshape(-1).tolist()
     return [one.decode(errors="replace") for one in found] if array.dtype == object else found
+
+
+def to_json(array: Array) -> Iterator[str]:
+    """Yield the elements of an array as parts of JSON, flat. Raises ValueError for numbers that
+    JSON lacks."""
+    flat = array.reshape(-1)
+    yield "["
+    for start in range(0, flat.size, PART):
+        part = json.dumps(to_elements(flat[start : start + PART]), allow_nan=False)[1:-1]
+        yield f", {part}" if start else part
+    yield "]"
 
 
 def text(value: str) -> Array:

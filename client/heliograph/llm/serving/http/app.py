@@ -197,8 +197,13 @@ def _refuse(error: Exception) -> Response:
             found = error
         case hg.HeliographError():
             found = from_heliograph(error, dict.fromkeys(parameters.CHAT | parameters.COMPLETION))
+        case HTTPException(status_code=405):
+            known = (error.headers or {}).get("Allow", "")
+            why = f"this path takes {known}, and no other method"
+            found = ApiError(405, why, code="method_not_allowed", headers={"allow": known})
         case HTTPException():
-            found = ApiError(error.status_code, error.detail, code="not_found")
+            paths = ", ".join(path for _, path, _ in ROUTES)
+            found = ApiError(error.status_code, f"there is no such path; paths: {paths}", code="not_found")
         case _:
             found = ApiError(500, "the server fails: its log says why", code="internal_error")
     # In ASCII: a text of the request may have half of a surrogate pair.

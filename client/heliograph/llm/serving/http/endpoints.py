@@ -26,6 +26,8 @@ from heliograph.llm.serving.http.metrics import Metrics
 
 #: The longest body.
 MAX_BODY = 4 * 2**20
+#: Longer ones are read on a thread.
+MOST_ON_LOOP = 2**18
 #: The time that a body may take to come.
 BODY_SECONDS = 60.0
 
@@ -94,13 +96,13 @@ class Endpoints:
             raise refused("dimensions", "is not supported: vectors have the model's width")
         texts = [await self._tokens(one) for one in parameters.prompts(body, "input", parameters.TEXTS)]
         found = await _while_connected(request, self.server.embed(texts, self._adapter(model)))
-        data = [
+        data = (
             {"object": "embedding", "index": place, "embedding": _encoded(one.tolist(), form)}
             for place, one in enumerate(found)
-        ]
+        )
         count = sum(map(len, texts))
         used = {"prompt_tokens": count, "total_tokens": count}
-        return JSONResponse({"object": "list", "data": data, "model": model, "usage": used})
+        return await _json(replies.with_list, "data", data, object="list", model=model, usage=used)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
@@ -146,7 +148,10 @@ class Endpoints:
             stream = self._events(form, wanted, answers, len(prompts))
             return EventStream(stream, answers)
         await _while_connected(request, self._finish(answers))
-        return JSONResponse(form.whole([one.result for one in answers], len(prompts)))
+        results = [one.result for one in answers]
+        if wanted.alternatives is not None:
+            return await _json(form.whole, results, len(prompts))
+        return Response(form.whole(results, len(prompts)), media_type="application/json")
 
     async def _submit(
         self, tenant: str, wanted: parameters.Wanted, prompts: Sequence[Asked]
@@ -191,12 +196,12 @@ class Endpoints:
                 for index in range(len(answers)):
                     if begin := form.begin(index):
                         yield replies.event(begin)
-                calls = [0] * len(answers)
+                calls, offsets = [0] * len(answers), [form.offsets() for _ in answers]
                 async for index, delta in deltas:
                     if delta is None:
                         yield replies.event(form.end(index, answers[index].result.finish_reason))
                     elif delta.has_parts:
-                        yield replies.event(form.piece(index, delta, calls[index]))
+                        yield replies.event(form.piece(index, delta, calls[index], offsets[index]))
                         calls[index] += len(delta.tool_calls)
             if wanted.has_usage:
                 yield replies.event(form.total([one.result for one in answers], prompts))
@@ -264,7 +269,15 @@ async def _body(request: Request, known: frozenset[str]) -> dict[str, Any]:
             code="request_timeout",
             headers={"connection": "close"},
         ) from None
-    return parameters.parse_body(b"".join(parts), known)
+    raw = b"".join(parts)
+    if size <= MOST_ON_LOOP:
+        return parameters.parse_body(raw, known)
+    return await asyncio.to_thread(parameters.parse_body, raw, known)
+
+
+async def _json(make: Callable[..., bytes], *arguments: Any, **named: Any) -> Response:
+    """Return a reply whose JSON takes long to make, which is done on a thread."""
+    return Response(await asyncio.to_thread(make, *arguments, **named), media_type="application/json")
 
 
 async def _while_connected(request: Request, work: Any) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any
 
 from heliograph.llm.sampling import ALTERNATIVES
 from heliograph.llm.serving.http.errors import ApiError, refused
+from heliograph_proto.codec import paced_json
 
 #: The most answers of a request: prompts times `n`.
 ANSWERS = 32
@@ -70,13 +71,13 @@ class Wanted:
 def parse_body(raw: bytes, known: frozenset[str]) -> dict[str, Any]:
     """Return a body's parameters without those that are null. Raises ApiError."""
     try:
-        found = json.loads(raw)
+        found = paced_json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}"[:300], code="invalid_json") from None
     if not isinstance(found, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
-    if unknown := sorted(set(found) - known):
-        name = unknown[0][:60]
+    if unknown := found.keys() - known:
+        name = min(unknown)[:60]
         raise ApiError(400, f"unknown parameter: {name}", name, "unknown_parameter")
     return {name: value for name, value in found.items() if value is not None}
 
@@ -87,7 +88,7 @@ def model_of(body: Mapping[str, Any], names: Sequence[str]) -> str:
     wanted = body.get("model", names[0])
     if wanted not in names:
         known = ", ".join(map(repr, names))
-        raise ApiError(404, f"there is no model {wanted!r:.80}, only {known}", "model", "model_not_found")
+        raise ApiError(404, f"there is no model {short(wanted)}, only {known}", "model", "model_not_found")
     return str(wanted)
 
 
@@ -95,7 +96,7 @@ def wanted(body: Mapping[str, Any], *, is_chat: bool) -> Wanted:
     """Return how a request's answers are made. Raises ApiError."""
     for name, values in _FIXED.items():
         if name in body and body[name] not in values:
-            raise refused(name, f"is {body[name]!r:.60}, which is not supported")
+            raise refused(name, f"is {short(body[name])}, which is not supported")
     alternatives = _alternatives(body, is_chat)
     options: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 40}
     options |= {name: _number(body, name) for name in _NUMBERS if name in body}
@@ -132,14 +133,12 @@ def prompts(body: Mapping[str, Any], name: str = "prompt", most: int = ANSWERS) 
     found = body.get(name)
     if isinstance(found, str) or _is_tokens(found):
         found = [found]
-    if (
-        not isinstance(found, list)
-        or not found
-        or not all(isinstance(x, str) or _is_tokens(x) for x in found)
-    ):
+    if not isinstance(found, list) or not found:
         raise refused(name, "is not a text, an array of texts, or of tokens")
     if len(found) > most:
-        raise refused(name, f"has {len(found)} texts, of at most {most}")
+        raise refused(name, f"has {len(found):,} texts, of at most {most:,}")
+    if not all(isinstance(x, str) or _is_tokens(x) for x in found):
+        raise refused(name, "is not a text, an array of texts, or of tokens")
     return found
 
 
@@ -151,7 +150,7 @@ def messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     for place, one in enumerate(found):
         if not isinstance(one.get("role"), str):
             raise refused(f"messages[{place}].role", "is not a text")
-    return [{**one, "content": _content(one.get("content"), place)} for place, one in enumerate(found)]
+    return [{**one, "content": _content(one, place)} for place, one in enumerate(found)]
 
 
 def is_parallel(body: Mapping[str, Any]) -> bool:
@@ -185,7 +184,11 @@ def _schema(body: Mapping[str, Any]) -> Any:
     return described["schema"]
 
 
-def _content(content: Any, place: int) -> str | None:
+def _content(message: Mapping[str, Any], place: int) -> str | None:
+    content = message.get("content")
+    if content is None and message["role"] != "assistant":
+        # A template would write "None".
+        raise refused(f"messages[{place}].content", "is missing")
     if content is None or isinstance(content, str):
         return content
     is_text = isinstance(content, list) and all(
@@ -198,27 +201,31 @@ def _content(content: Any, place: int) -> str | None:
 
 
 def _is_tokens(found: Any) -> bool:
-    return isinstance(found, list) and bool(found) and all(type(one) is int for one in found)
+    # A body may have two millions of them.
+    return isinstance(found, list) and set(map(type, found)) == {int}
 
 
 def _number(body: Mapping[str, Any], name: str) -> float:
     value = body[name]
     if type(value) not in (int, float):
-        raise refused(name, f"is {value!r:.40}, not a number")
-    return float(value)
+        raise refused(name, f"is {short(value)}, not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise refused(name, "is too large a number") from None
 
 
 def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int:
     value = body[name]
     if type(value) is not int or not least <= value <= most:
-        raise refused(name, f"is {value!r:.40}, not a whole number from {least} to {most}")
+        raise refused(name, f"is {short(value)}, not a whole number from {least} to {most}")
     return value
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
     value = body.get(name, False)
     if not isinstance(value, bool):
-        raise refused(name, f"is {value!r:.40}, neither true nor false")
+        raise refused(name, f"is {short(value)}, neither true nor false")
     return value
 
 
@@ -233,7 +240,7 @@ def _stops(found: Any) -> Sequence[str]:
 def _biases(found: Any) -> dict[int, float]:
     try:
         return {int(token): float(value) for token, value in found.items()}
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise refused("logit_bias", "is not an object of numbers by tokens") from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,17 @@ from heliograph.llm.tokenizers import Tokenizer
 
 def event(body: dict[str, Any]) -> bytes:
     """Return an event of a stream."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _json(body).encode() + b"\n\n"
+
+
+def with_list(name: str, items: Iterable[dict[str, Any]], **others: Any) -> bytes:
+    """Return an object with a list as JSON. Other threads have their turns between two items."""
+    listed = ",".join(map(_json, items))
+    return f'{_json(others)[:-1]},"{name}":[{listed}]}}'.encode()
+
+
+def _json(found: dict[str, Any]) -> str:
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
 #: The last event of a stream.
@@ -65,6 +75,20 @@ def _delta(delta: Delta, calls: int) -> dict[str, Any]:
     return found
 
 
+class Offsets:
+    """The places at which the tokens of an answer begin in its text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = tokenizer.decode_stream(special=True)
+        self._end = 0
+
+    def of(self, token: int) -> int:
+        """Return the place of the next token; of a part of a character, that of the character."""
+        place = self._end
+        self._end += len(self._stream.put(token))
+        return place
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """The bodies of one request's replies."""
@@ -77,22 +101,28 @@ class Form:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, results: Sequence[Result], prompts: int) -> dict[str, Any]:
-        """Return the reply that is not streamed."""
-        choices = []
-        for index, one in enumerate(results):
-            made = {"message": _message(one)} if self.is_chat else {"text": one.text}
-            choices.append(self._choice(index, made, one.logprobs, one.finish_reason))
-        return {**self._head(False), "choices": choices, "usage": usage(results, prompts)}
+    def whole(self, results: Sequence[Result], prompts: int) -> bytes:
+        """Return the reply that is not streamed. Takes long where there are log-probabilities."""
+        choices = (self._whole_choice(index, one) for index, one in enumerate(results))
+        return with_list("choices", choices, **self._head(False), usage=usage(results, prompts))
+
+    def _whole_choice(self, index: int, one: Result) -> dict[str, Any]:
+        made = {"message": _message(one)} if self.is_chat else {"text": one.text}
+        return self._choice(index, made, self._shown(one.logprobs, self.offsets()), one.finish_reason)
+
+    def offsets(self) -> Offsets:
+        """Return those of an answer."""
+        return Offsets(self.tokenizer)
 
     def begin(self, index: int) -> dict[str, Any] | None:
         """Return the first piece of an answer in a stream, if it has one."""
         return self._piece(index, {"delta": {"role": "assistant", "content": ""}}) if self.is_chat else None
 
-    def piece(self, index: int, delta: Delta, calls: int) -> dict[str, Any]:
-        """Return a piece of an answer, with `calls` of tools before it."""
+    def piece(self, index: int, delta: Delta, calls: int, offsets: Offsets) -> dict[str, Any]:
+        """Return a piece of an answer, with `calls` of tools before it. `offsets` are the
+        answer's."""
         made = {"delta": _delta(delta, calls)} if self.is_chat else {"text": delta.text}
-        return self._piece(index, made, [delta.logprob] if delta.logprob else [])
+        return self._piece(index, made, self._shown([delta.logprob] if delta.logprob else [], offsets))
 
     def end(self, index: int, reason: Reason | None) -> dict[str, Any]:
         """Return the last piece of an answer."""
@@ -103,7 +133,7 @@ class Form:
         return {**self._head(True), "choices": [], "usage": usage(results, prompts)}
 
     def _piece(
-        self, index: int, made: dict[str, Any], logprobs: Sequence[Logprob] = (), reason: Reason | None = None
+        self, index: int, made: dict[str, Any], logprobs: Any = None, reason: Reason | None = None
     ) -> dict[str, Any]:
         return {**self._head(True), "choices": [self._choice(index, made, logprobs, reason)]}
 
@@ -113,20 +143,27 @@ class Form:
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def _choice(
-        self, index: int, made: dict[str, Any], logprobs: Sequence[Logprob], reason: Reason | None
+        self, index: int, made: dict[str, Any], logprobs: Any, reason: Reason | None
     ) -> dict[str, Any]:
-        shown = None
-        if self.alternatives is not None and logprobs:
-            shown = self._for_chat(logprobs) if self.is_chat else self._for_completion(logprobs)
-        return {"index": index, **made, "logprobs": shown, "finish_reason": reason}
+        return {"index": index, **made, "logprobs": logprobs, "finish_reason": reason}
 
-    def _word(self, token: int) -> str:
-        return self.tokenizer.decode_stream(special=True).put(token) or self.tokenizer.word(token)
+    def _shown(self, logprobs: Sequence[Logprob], offsets: Offsets) -> dict[str, Any] | None:
+        """Return the log-probabilities of tokens, if they are asked for."""
+        if self.alternatives is None or not logprobs:
+            return None
+        return self._for_chat(logprobs) if self.is_chat else self._for_completion(logprobs, offsets)
+
+    def _word(self, data: bytes) -> str:
+        """Return the text of a token; of a part of a character, its bytes as OpenAI writes them."""
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _for_chat(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            word = self._word(token)
-            return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+            data = self.tokenizer.bytes_of(token)
+            return {"token": self._word(data), "logprob": logprob, "bytes": list(data)}
 
         return {
             "content": [
@@ -138,16 +175,18 @@ class Form:
             ]
         }
 
-    def _for_completion(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
-        words = [self._word(one.token) for one in logprobs]
-        offsets = [len("".join(words[:place])) for place in range(len(words))]
+    def _for_completion(self, logprobs: Sequence[Logprob], offsets: Offsets) -> dict[str, Any]:
+        def word(token: int) -> str:
+            return self._word(self.tokenizer.bytes_of(token))
+
+        # Of tokens with the same text the likeliest is shown.
         top = [
-            {self._word(token): value for token, value in one.alternatives[: self.alternatives]}
+            {word(token): value for token, value in reversed(one.alternatives[: self.alternatives])}
             for one in logprobs
         ]
         return {
-            "tokens": words,
+            "tokens": [word(one.token) for one in logprobs],
             "token_logprobs": [one.logprob for one in logprobs],
             "top_logprobs": top if self.alternatives else None,
-            "text_offset": offsets,
+            "text_offset": [offsets.of(one.token) for one in logprobs],
         }
