@@ -27,17 +27,29 @@ Scan = Callable[[str, int], tuple[Any, int]]
 
 
 def loads(data: bytes) -> Any:
-    """Return what JSON says, as `json.loads` does. Raises ValueError, RecursionError."""
+    """Return what JSON says, as `json.loads` does, but with fewer levels in long texts. Raises
+    ValueError, RecursionError."""
     if len(data) <= QUICK:
         return json.loads(data)
-    return _Decoder().decode(data.decode(json.detect_encoding(data)))
+    return _Decoder().decode(data.decode(json.detect_encoding(data), "surrogatepass"))
+
+
+def _in_ascii(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader of numbers that refuses other scripts' digits, as the interpreter's own."""
+
+    def reader(digits: str) -> Any:
+        if not digits.isascii():
+            raise ValueError(f"{digits[:40]!r} is no number of JSON")
+        return read(digits)
+
+    return reader
 
 
 class _Decoder(json.JSONDecoder):
     """The interpreter's decoder in Python, with arrays of numbers in pieces. For one text."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(parse_int=_in_ascii(int), parse_float=_in_ascii(float))
         #: No piece is tried before this place: the text up to there was looked at in vain.
         self._next = 0
         self.parse_array = self._array
@@ -50,10 +62,13 @@ class _Decoder(json.JSONDecoder):
         size, is_tried = LEAST_PIECE, place >= self._next
         while is_tried and (end := _end_of_piece(text, place, size)) > place:
             try:
-                found += json.loads(f"[{text[place:end]}]")
+                part = json.loads(f"[{text[place:end]}]")
             except ValueError:
+                part = []
+            if not part:
                 # It is none of this array alone, or is wrong: what follows says why.
                 break
+            found += part
             place, size = end + 1, min(2 * size, MOST_PIECE)
         if is_tried and not found:
             self._next = place + size

@@ -55,6 +55,28 @@ def test_json_is_read_as_the_interpreter_does_also_where_it_is_damaged(
             assert read(paced_json.loads, bytes(bad)) == read(json.loads, bytes(bad)), bytes(bad)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[ ,1]",
+        "[ ,]",
+        "[1, ,2]",
+        "[1\u0661]",
+        "[\u0661]",
+        "[1.\u0661]",
+        '{"a": 1\u0661}',
+        '["\ud800"]',
+        "[1 ,2]",
+    ],
+)
+def test_texts_that_are_nearly_json_are_read_as_the_interpreter_does(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paced_json, "QUICK", 0)
+    data = text.encode("utf-8", "surrogatepass")
+    assert read(paced_json.loads, data) == read(json.loads, data)
+
+
 def test_arrays_of_numbers_with_a_stray_comma_are_refused() -> None:
     ones = b"1," * 2**20
     assert paced_json.loads(b"[" + ones + b"1]") == [1] * (2**20 + 1)

@@ -69,6 +69,21 @@ def test_tenants_take_turns_by_their_rows() -> None:
     assert taken(4) == "caca"
 
 
+def test_requests_that_end_early_cost_their_tenant_no_turn() -> None:
+    queue, taken = BatchQueue(BatchPolicy((1,), window_seconds=0.0)), list[str]()
+    for _ in range(20):
+        queue.add(QueuedRequest(1, "a", 2, 0.0, tenant="busy"))
+    for _ in range(40):
+        late, served = (QueuedRequest(1, "a", 2, 0.0, tenant="hasty") for _ in range(2))
+        queue.add(late)
+        queue.add(served)
+        assert queue.remove(late)
+        for _ in range(2):
+            taken.append(queue.take(1.0)[0].tenant)
+            queue.add(QueuedRequest(1, "a", 2, 0.0, tenant="busy"))
+    assert taken.count("hasty") >= 39
+
+
 def test_a_tenant_that_fills_the_queue_leaves_room_for_others() -> None:
     policy = BatchPolicy((1,), most_waiting=3)
     queue = queue_of(policy=policy)

@@ -140,6 +140,13 @@ class BatchQueue:
             return False
         self._waiting.remove(request)
         self._left(request)
+        # Its tenant's later ones have its turn, so that requests which end early cost none.
+        if (later := self._turns.get(request.tenant)) is not None:
+            self._turns[request.tenant] = later - request.rows
+        for one in self._waiting:
+            if one.tenant == request.tenant and one.turn > request.turn:
+                one.turn -= request.rows
+        self._waiting.sort(key=_order)
         return True
 
     def _left(self, request: QueuedRequest) -> None:
