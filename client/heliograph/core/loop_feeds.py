@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from heliograph.core.future import Outcome, Pending
 from heliograph_proto import commands as c
 from heliograph_proto.commands import loop_ended
-from heliograph_proto.errors import HeliographError, LimitExceededError
+from heliograph_proto.errors import HeliographError, LimitExceededError, LoopEndedError
 
 #: The most feeds of a loop that wait here for room on the server.
 MOST_UNSENT = 1024
@@ -23,6 +23,8 @@ class _Mailbox:
     most_bytes: int
     unsent: deque[Pending] = field(default_factory=deque)
     sent_bytes: int = 0
+    #: The error with which the loop ended.
+    why: HeliographError | None = None
     #: Settled when a feed was answered or the loop has ended, and then replaced.
     changed: Outcome = field(default_factory=Outcome)
 
@@ -109,9 +111,16 @@ class LoopFeeds:
                 self._wake(box)
             return
         self.unsent.pop(pending, None)
+        box.why = pending.error
         for feed in box.unsent:
-            self._settle(feed, loop_ended(pending.error))
+            self._settle(feed, loop_ended(box.why))
         self._wake(box)
+
+    def explain(self, feed: Pending, error: LoopEndedError) -> HeliographError:
+        """Return the error of a feed that reached the server after its loop's end, whose reason the
+        server does not know any more."""
+        box = self.known.get(feed)
+        return error if box is None or box.why is None else loop_ended(box.why).from_command(feed.sequence)
 
     def _wake(self, box: _Mailbox) -> None:
         changed, box.changed = box.changed, Outcome()

@@ -41,6 +41,7 @@ from heliograph_proto.errors import (
     DeadlineExceededError,
     HeliographError,
     LimitExceededError,
+    LoopEndedError,
     ProtocolError,
     SessionClosedError,
 )
@@ -588,6 +589,8 @@ class ClientCore(SharingCore):
         if first == pending.sequence:
             if isinstance(error, CancelledError | DeadlineExceededError):
                 self._remember(first, _client_error(pending, error).from_command(first))
+            elif isinstance(error, LoopEndedError):
+                return self.feeds.explain(pending, error)
             elif error.origin.op and pending.source_of is not None:
                 source = pending.source_of(error.origin.node)
                 self._remember(first, error.at(replace(error.origin, source=source)))

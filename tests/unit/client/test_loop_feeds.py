@@ -8,7 +8,13 @@ from heliograph.core.future import Pending
 from heliograph.core.loop_feeds import MOST_UNSENT
 from heliograph.core.protocol import ClientCore
 from heliograph_proto import commands as c
-from heliograph_proto.errors import LimitExceededError, LoopEndedError, SessionClosedError, UnavailableError
+from heliograph_proto.errors import (
+    LimitExceededError,
+    LoopEndedError,
+    OutOfRangeError,
+    SessionClosedError,
+    UnavailableError,
+)
 from heliograph_proto.sessions import Limits
 
 MOST = 2**20
@@ -117,6 +123,21 @@ def test_feeds_that_were_not_sent_end_with_their_loop(core: ClientCore) -> None:
     assert isinstance(fed[1].error, LoopEndedError) and not core.feeds.known and not core.has_output
     late = core.feed(run, FEED, 0)
     assert isinstance(late.error, LoopEndedError) and not core.has_output
+
+
+def test_a_feed_that_came_after_the_end_of_its_loop_says_why_that_ended(core: ClientCore) -> None:
+    run = looping(core)
+    kinds(core)
+    fed = core.feed(run, FEED, 0)
+    kinds(core)
+    # The server has forgotten the loop.
+    failed = OutOfRangeError("index 4 is not one of 4 rows").from_command(run.sequence)
+    unknown = LoopEndedError("the loop ended before a step took the feed").from_command(fed.sequence)
+    answers = c.Completion(run.sequence, failed), c.Completion(fed.sequence, unknown)
+    core.apply(c.CompletionBatch(fed.sequence, answers))
+    assert run.error is failed and isinstance(fed.error, LoopEndedError)
+    assert "took the feed: index 4 is not one" in fed.error.message
+    assert fed.error.origin.sequence == fed.sequence
 
 
 def test_the_end_of_the_session_ends_all_feeds(core: ClientCore) -> None:
