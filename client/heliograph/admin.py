@@ -276,22 +276,23 @@ class Admin:
         request = admin_pb2.WatchRequest(interval_ms=max(1, round(interval * 1e3)))
         method: Any = self._channel.unary_stream(_SERVICE + "Watch")
         call = method(request.SerializeToString())
-        first = handshake.FirstAnswer(call, self._timeout)
+        watchdog = handshake.Watchdog(call, self._timeout)
         refused: HeliographError | None = None
         is_there = False
         try:
             for answer in call:
                 is_there = True
-                first.came()
+                watchdog.stop()
                 yield decode(admin_pb2.Snapshot.FromString(answer), Snapshot)
         except grpc.RpcError as error:
             refused = self._refused(error, "report its state", is_there=is_there)
-            if first.is_late:
+            if watchdog.is_late:
                 refused = DeadlineExceededError(
-                    f"{self.address} did not report its state within {first.seconds:g} s", advice="ask again"
+                    f"{self.address} did not report its state within {watchdog.seconds:g} s",
+                    advice="ask again",
                 )
         finally:
-            first.came()
+            watchdog.stop()
             call.cancel()
         if refused is not None:
             raise refused

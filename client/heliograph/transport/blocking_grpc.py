@@ -214,7 +214,7 @@ class GrpcShell(BlockingShell):
         self.destination: Destination | None = None
         #: Held while it moves.
         self.moves = threading.Lock()
-        self._watchdog: threading.Timer | None = None
+        self._watchdog: handshake.Watchdog | None = None
         self._bulk = BlockingBulk(self)
         self._start_link(connection)
         self._reader = threading.Thread(target=self._keep_reading, name="heliograph-reader", daemon=True)
@@ -420,13 +420,11 @@ class GrpcShell(BlockingShell):
     def _watch(self, stream: Any, seconds: float) -> None:
         """Cancel a stream after a time, unless another watch begins, or the watchdog is cancelled."""
         self._unwatch()
-        self._watchdog = threading.Timer(seconds, stream.cancel)
-        self._watchdog.daemon = True
-        self._watchdog.start()
+        self._watchdog = handshake.Watchdog(stream, seconds)
 
     def _unwatch(self) -> None:
         if self._watchdog is not None:
-            self._watchdog.cancel()
+            self._watchdog.stop()
 
     def _reconnect(self, error: HeliographError) -> bool:
         """Connect again after a break. Returns False when the session has ended."""

@@ -350,23 +350,28 @@ def _why_no_socket(address: Address, error: Exception) -> tuple[str, str]:
     return _NO_DAEMON, start
 
 
-class FirstAnswer:
-    """Ends a call of many answers whose first one does not come in time, and so may never."""
+class Watchdog:
+    """Cancels a call after a time, unless it is stopped before."""
 
     def __init__(self, call: Any, seconds: float) -> None:
+        # Dropped at the end: the timer refers to this, and no call may live until the next garbage
+        # collection.
         self._call, self.seconds = call, seconds
-        #: True if it ended the call.
+        #: True if it cancelled the call.
         self.is_late = False
         self._timer = threading.Timer(seconds, self._expire)
         self._timer.daemon = True
         self._timer.start()
 
     def _expire(self) -> None:
-        self.is_late = True
-        self._call.cancel()
+        call, self._call = self._call, None
+        if call is not None:
+            self.is_late = True
+            call.cancel()
 
-    def came(self) -> None:
-        """Do not end the call any more. Idempotent."""
+    def stop(self) -> None:
+        """Leave the call alone from now on. Idempotent."""
+        self._call = None
         self._timer.cancel()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -91,7 +90,7 @@ class RemoteLog:
     def _begin(self) -> None:
         """Begin a call, which ends unless the server accepts it in time."""
         self._call: Any = self._begin_call()
-        self._first = handshake.FirstAnswer(self._call, ACCEPT_SECONDS)
+        self._watchdog = handshake.Watchdog(self._call, ACCEPT_SECONDS)
 
     def take(self) -> list[LogLine] | None:
         return self._next()
@@ -103,14 +102,14 @@ class RemoteLog:
             except grpc.RpcError as error:
                 broken: Any = error
                 refused = (
-                    _late() if self._first.is_late else handshake.typed_error(error, self._address, _DOING)
+                    _late() if self._watchdog.is_late else handshake.typed_error(error, self._address, _DOING)
                 )
             else:
                 return None if message is None else lines_of(message)
             finally:
-                self._first.came()
+                self._watchdog.stop()
             # Not in the handler: see `blocking.py`.
-            if not (self._is_closed or self._first.is_late) and self._may_go_on(broken):
+            if not (self._is_closed or self._watchdog.is_late) and self._may_go_on(broken):
                 del broken
                 self._begin()
                 if self._is_closed:
@@ -125,7 +124,7 @@ class RemoteLog:
 
     def close(self) -> None:
         self._is_closed = True
-        self._first.came()
+        self._watchdog.stop()
         # The reference is dropped as well: no call may live until the interpreter ends.
         call, self._call = self._call, None
         if call is not None:
@@ -152,7 +151,7 @@ class AioRemoteLog:
         while True:
             link = self._shell.link
             try:
-                async with nullcontext() if self._is_accepted else asyncio.timeout(ACCEPT_SECONDS):
+                async with asyncio.timeout(None if self._is_accepted else ACCEPT_SECONDS):
                     message = await self._call.read()
             except TimeoutError:
                 self.close()

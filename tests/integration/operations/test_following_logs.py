@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from daemon_threads import ThreadDaemon, thread_daemon
+from waiting import until
 
 import heliograph as hg
 from heliograph.transport import log_lines
@@ -134,6 +137,19 @@ def test_a_level_that_there_is_not_is_refused(url: str) -> None:
         with pytest.raises(hg.SessionClosedError):
             session.close()
             session.log()
+
+
+def test_lines_that_are_closed_leave_no_call_until_a_garbage_collection(one: ThreadDaemon) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with hg.connect(one.url) as session:
+            lines = session.log()
+            call = weakref.ref(lines._source._call)  # type: ignore[attr-defined]
+            lines.close()
+            until(lambda: call() is None, "the call is gone")
+    finally:
+        gc.enable()
 
 
 def test_a_server_that_does_not_accept_in_time_is_no_endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,9 @@ class Pieces:
 class MessagePieces:
     """As `Pieces`, of the text of a message alone: thoughts and calls are handed over."""
 
+    #: True if the text may end an answer.
+    may_stop = True
+
     def __init__(
         self,
         pieces: Pieces,
@@ -73,9 +76,6 @@ class MessagePieces:
         self._reader = reader
         self._keep = keep
         self._is_done = is_done
-
-    #: True if the text may end an answer.
-    may_stop = True
 
     @property
     def is_stopped(self) -> bool:

@@ -3,8 +3,8 @@
 A caller that waits reads the socket itself, so that no other thread has to wake before it. While no
 caller waits, a thread of the session reads. A caller that sends a small run writes it itself, and
 one that waits for a command writes what is queued, if the session's writer has not woken yet, which
-writes everything else. Where a signal handler of the program may run,
-the session's threads read and write: the handler may use the session too, or raise.
+writes everything else. Where a signal handler of the program may run, the session's threads read
+and write: the handler may use the session too, or raise.
 """
 
 from __future__ import annotations
